@@ -1,0 +1,116 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "base/status.h"
+
+namespace quire {
+namespace {
+
+// About 50 microseconds on a current core: longer than the serial gap between two kernels of a
+// layer, shorter than a scheduler tick, so that an idle daemon burns nothing.
+constexpr int kSpins = 4000;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int32_t num_threads) {
+  CHECK(num_threads >= 1, "num_threads={}", num_threads);
+  workers_.reserve(static_cast<size_t>(num_threads) - 1);
+  for (int32_t i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_.store(true);
+    generation_.fetch_add(1);
+  }
+  wake_.notify_all();
+  for (std::thread& t : workers_) t.join();
+}
+
+void ThreadPool::TakeTasks(int32_t worker) {
+  while (true) {
+    const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
+    if (task >= num_tasks_) return;
+    call_(fn_, task, worker);
+  }
+}
+
+void ThreadPool::Run(int64_t num_tasks, Call call, const void* fn) {
+  if (num_tasks <= 0) return;
+  if (workers_.empty() || num_tasks == 1) {
+    for (int64_t i = 0; i < num_tasks; ++i) call(fn, i, 0);
+    return;
+  }
+  call_ = call;
+  fn_ = fn;
+  num_tasks_ = num_tasks;
+  next_task_.store(0, std::memory_order_relaxed);
+  num_running_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
+  generation_.fetch_add(1);  // seq_cst: pairs with num_parked_ below
+  if (num_parked_.load() > 0) {
+    { const std::lock_guard lock(mutex_); }  // nobody is between its last look and its wait
+    wake_.notify_all();
+  }
+  TakeTasks(0);
+  // A worker may have lost its core to another thread of the daemon: spin briefly, then yield.
+  for (int spins = 0; num_running_.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins < kSpins) {
+      Pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void ThreadPool::WorkerLoop(int32_t worker) {
+  uint64_t seen = 0;
+  while (true) {
+    uint64_t now = generation_.load(std::memory_order_acquire);
+    for (int spins = 0; now == seen && spins < kSpins; ++spins) {
+      Pause();
+      now = generation_.load(std::memory_order_acquire);
+    }
+    if (now == seen) {
+      std::unique_lock lock(mutex_);
+      num_parked_.fetch_add(1);
+      wake_.wait(lock, [&] { return generation_.load() != seen; });
+      num_parked_.fetch_sub(1);
+      now = generation_.load();
+    }
+    seen = now;
+    if (stop_.load()) return;
+    TakeTasks(worker);
+    num_running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+int32_t NumPhysicalCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  std::set<std::string> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &set)) continue;
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                       "/topology/thread_siblings_list");
+    std::string siblings;
+    if (!std::getline(file, siblings)) siblings = std::to_string(cpu);
+    cores.insert(siblings);
+  }
+  return std::max<int32_t>(1, static_cast<int32_t>(cores.size()));
+}
+
+}  // namespace quire

@@ -1,0 +1,58 @@
+// base/thread_pool.h -- fixed workers for the kernels: short spin, then park; the caller is worker 0.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace quire {
+
+// ParallelFor is called from one thread at a time (the engine thread) and returns when all tasks
+// are done. Tasks are taken from a shared counter, so which worker computes a task is free; what a
+// task computes must not depend on it. An own pool, not OpenMP: TSan reports false races with
+// libgomp, and thread counts stay ours.
+class ThreadPool {
+ public:
+  // num_threads: the caller included; at least 1.
+  explicit ThreadPool(int32_t num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int32_t num_threads() const { return static_cast<int32_t>(workers_.size()) + 1; }
+
+  // Calls fn(task, worker) for each task in [0, num_tasks), worker in [0, num_threads()).
+  template <typename Fn>
+  void ParallelFor(int64_t num_tasks, const Fn& fn) {
+    Run(num_tasks, [](const void* f, int64_t task, int32_t worker) {
+          (*static_cast<const Fn*>(f))(task, worker);
+        }, &fn);
+  }
+
+ private:
+  using Call = void (*)(const void* fn, int64_t task, int32_t worker);
+  void Run(int64_t num_tasks, Call call, const void* fn);
+  void WorkerLoop(int32_t worker);
+  void TakeTasks(int32_t worker);
+
+  std::vector<std::thread> workers_;
+  // One job at a time. Written by the caller before `generation_` moves on, read by workers after.
+  Call call_ = nullptr;
+  const void* fn_ = nullptr;
+  int64_t num_tasks_ = 0;
+  alignas(64) std::atomic<int64_t> next_task_{0};
+  alignas(64) std::atomic<uint64_t> generation_{0};
+  alignas(64) std::atomic<int32_t> num_running_{0};  // workers not yet done with this job
+  std::atomic<int32_t> num_parked_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+// Physical cores that this process may run on (affinity and SMT siblings respected); at least 1.
+int32_t NumPhysicalCores();
+
+}  // namespace quire

@@ -1,0 +1,27 @@
+# quire_test(<name> DEPS <module>...) builds tests/<name>.cc, which needs only the libraries that it
+# names, and registers it with ctest.
+find_package(GTest REQUIRED)
+
+function(quire_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS" ${ARGN})
+  add_executable(${name} ${CMAKE_SOURCE_DIR}/tests/${name}.cc)
+  target_compile_options(${name} PRIVATE ${QUIRE_WARNINGS})
+  target_compile_definitions(${name} PRIVATE
+    QUIRE_TEST_REFERENCE="${CMAKE_SOURCE_DIR}/tests/reference")
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# Each part lists its tests in a file of its own: cmake/tests-<part>.cmake.
+file(GLOB parts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/tests-*.cmake)
+foreach(part ${parts})
+  include(${part})
+endforeach()
+
+add_test(NAME layers_test
+  COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/check_layers.py
+          ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/layers.txt)
