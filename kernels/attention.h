@@ -1,0 +1,136 @@
+// kernels/attention.h -- paged attention: the one interface behind every kernel name.
+//
+// Two phases, so that work that is equal for all layers is done once per step:
+//   backend.plan(metadata, shape, plan)       once per step and distinct (group, shape)
+//   backend.run(plan, metadata, shape, args)  once per layer
+//
+// Shapes are row-major and written [outer, ..., inner]. Token rows are the step's scheduled tokens
+// of all sequences, concatenated; sequence i owns rows cu_seqlens_q[i] .. cu_seqlens_q[i+1]-1.
+// Masks align to the bottom right: query i of n sees keys up to seqlens_k - n + i.
+//
+// Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values:
+//   keys   [num_kv_heads, head_dim, page_size]    lanes are keys: scores need no horizontal sums
+//   values [num_kv_heads, page_size, head_dim_v]  lanes are dimensions
+// Element type kv_dtype (F32, BF16 or F16). All offsets are 64 bit. Slots that no table names are
+// never read: they may hold NaN.
+//
+// Exactness (C1): a score is one fma chain over d ascending; keys are walked in tiles of kKeyTile at
+// absolute multiples, partial results of key splits of kKeySplit at absolute multiples merge in
+// ascending order. Nothing depends on the number of rows, sequences, threads or on the chunking.
+//
+// Thread: engine thread; run() fans out over the pool and joins before it returns.
+// Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "base/thread_pool.h"
+
+namespace quire::kernels {
+
+inline constexpr int32_t kKeyTile = 64;
+inline constexpr int32_t kKeySplit = 512;
+
+// What the scheduler decided, as flat arrays. The same for every layer of one cache group.
+struct AttentionMetadata {
+  int32_t num_seqs = 0;
+  int32_t num_tokens = 0;                 // scheduled this step, all sequences
+  int32_t page_size = 0;                  // token slots per page: 8, 16, 32, 64 or 128
+  int32_t max_pages_per_seq = 0;          // row length of read_table
+  std::span<const int32_t> cu_seqlens_q;  // [num_seqs + 1]
+  std::span<const int32_t> seqlens_k;     // [num_seqs], scheduled tokens included
+  std::span<const int32_t> read_table;    // [num_seqs, max_pages_per_seq] page ids; 0 = not kept
+  std::span<const int64_t> write_table;   // [num_tokens] slot = page * page_size + offset; unique
+};
+
+// What the model fixed. At most one of window and chunk is set.
+struct AttentionShape {
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_heads
+  int32_t head_dim = 0;      // of q and k
+  int32_t head_dim_v = 0;    // of v and out
+  int32_t window = 0;        // a query sees `window` keys, its own included; 0 = all
+  int32_t chunk = 0;         // a query sees keys of its own chunk of this many positions; 0 = all
+  float softmax_scale = 0.0f;
+  float logit_softcap = 0.0f;  // 0 = off
+  DType kv_dtype = DType::kF32;
+};
+
+// One layer's tensors. Not owned.
+struct AttentionArgs {
+  const float* q = nullptr;  // [num_tokens, num_heads, head_dim]
+  const std::byte* k_base = nullptr;
+  const std::byte* v_base = nullptr;
+  int64_t page_stride = 0;               // bytes from page p to p + 1
+  const float* sinks = nullptr;          // [num_heads] or null: extra logit in the denominator
+  const float* alibi_slopes = nullptr;   // [num_heads] or null: adds slope * (key pos - query pos)
+  float* out = nullptr;                  // [num_tokens, num_heads, head_dim_v]
+  float* lse = nullptr;                  // [num_tokens, num_heads] or null; sink left out
+  // eager only: [num_tokens, num_heads, max_seqlen_k], zeros where masked; else must be null.
+  float* weights = nullptr;
+};
+
+// First key position that query position `pos` may see: the mask of every kernel, in one place.
+constexpr int32_t FirstVisible(const AttentionShape& s, int32_t pos) {
+  if (s.chunk > 0) return pos / s.chunk * s.chunk;
+  if (s.window > 0) return pos + 1 > s.window ? pos + 1 - s.window : 0;
+  return 0;
+}
+
+struct KvWrite {
+  const float* k = nullptr;  // [num_tokens, num_kv_heads, head_dim], rotated
+  const float* v = nullptr;  // [num_tokens, num_kv_heads, head_dim_v]
+  std::byte* k_base = nullptr;
+  std::byte* v_base = nullptr;
+  int64_t page_stride = 0;
+};
+
+// Stores this step's rows at write_table, rounded to kv_dtype (nearest even).
+void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
+             ThreadPool& pool);
+
+// Bytes of one layer's keys (and of its values) in one page, rounded up to 64.
+size_t KeyPageBytes(const AttentionShape& s, int32_t page_size);
+size_t ValuePageBytes(const AttentionShape& s, int32_t page_size);
+
+// A unit of parallel work, defined by the backend that planned it.
+struct WorkItem {
+  int32_t seq;
+  int32_t kv_head;
+  int32_t first_q, num_q;  // query rows, relative to the sequence
+  int32_t first_k, num_k;  // key positions
+  int64_t partial;         // index into partial results, or -1: complete by itself
+};
+
+struct AttentionPlan {
+  std::vector<WorkItem> items;    // capacity is reused from step to step
+  std::vector<WorkItem> merges;   // rows whose partial results are merged after `items`
+  size_t workspace_bytes = 0;     // the caller's arena provides it
+};
+
+// One backend = one row in kernels/attention_table.cc.
+struct AttentionBackend {
+  std::string_view name;        // value of --attention
+  std::string_view summary;     // one line for --help and `quire kernels`
+  bool batch_invariant = true;  // keeps contract C1
+  // OK, or kUnimplemented naming the feature that this backend lacks.
+  absl::Status (*supports)(const AttentionShape& shape, int32_t page_size);
+  void (*plan)(const AttentionMetadata& m, const AttentionShape& s, int32_t num_threads,
+               AttentionPlan& plan);
+  void (*run)(const AttentionPlan& plan, const AttentionMetadata& m, const AttentionShape& s,
+              const AttentionArgs& a, std::byte* workspace, ThreadPool& pool);
+};
+
+std::span<const AttentionBackend* const> AttentionBackends();
+
+// Accepts "flash" and "paged|flash" alike.
+// ERRORS: kInvalidArgument for an unknown name, listing the names.
+absl::StatusOr<const AttentionBackend*> FindAttention(std::string_view name);
+
+}  // namespace quire::kernels

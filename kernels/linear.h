@@ -1,0 +1,75 @@
+// kernels/linear.h -- y = x W^T with weights packed once, in any format that a checkpoint brings.
+//
+// Exactness (C1): y[m][n] is one chain, k ascending, acc = fma(x[m][k], w[n][k], acc) from 0, in
+// float32; w[n][k] is the weight's float32 value (for block types: what the format's dequantiser
+// gives). The number of rows, threads and the instruction set change blocking only, never a bit.
+//
+// Weights keep their file format's precision and about its size in memory: block types stay packed
+// and are expanded in registers or in a small scratch tile that lives in cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "base/tensor_view.h"
+#include "base/thread_pool.h"
+
+namespace quire::kernels {
+
+// Columns per panel: the unit of packing and of parallel work.
+inline constexpr int32_t kPanel = 64;
+
+// A weight matrix [n, k], repacked so that a vector's lanes are output columns. Move-only.
+class PackedWeight {
+ public:
+  PackedWeight() = default;
+  PackedWeight(PackedWeight&&) noexcept = default;
+  PackedWeight& operator=(PackedWeight&&) noexcept = default;
+
+  // w: [n, k], any of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; k is a
+  // multiple of the block size. The source is not kept.
+  // ERRORS: kUnimplemented naming the type; kInvalidArgument for a shape that does not fit.
+  static absl::StatusOr<PackedWeight> Pack(const TensorView& w, ThreadPool& pool);
+
+  int64_t n() const { return n_; }
+  int64_t k() const { return k_; }
+  DType dtype() const { return dtype_; }
+  size_t bytes() const { return bytes_; }
+  const std::byte* data() const { return data_.get(); }
+
+  // Row `row` of [n, k] as float32: embedding look-ups share a tied output head's memory.
+  void Row(int64_t row, float* out) const;
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  int64_t n_ = 0;
+  int64_t k_ = 0;
+  DType dtype_ = DType::kF32;
+  size_t bytes_ = 0;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// One product. y = x W^T (+ bias) (+ residual): added in this order after the chain.
+struct LinearJob {
+  const PackedWeight* w = nullptr;
+  const float* x = nullptr;  // [m, k], row stride ldx floats
+  int64_t ldx = 0;
+  float* y = nullptr;  // [m, n], row stride ldy floats
+  int64_t ldy = 0;
+  const float* bias = nullptr;      // [n] or null
+  const float* residual = nullptr;  // [m, n], row stride ldy, or null; may be y itself
+};
+
+// All jobs have the same number of rows m; they run in one fork-join (q, k and v; gate and up).
+void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool);
+
+// Dequantises `count` values of any type above from file format; the oracle is PyPI's `gguf`.
+void Dequantize(DType type, const std::byte* src, int64_t count, float* dst);
+
+}  // namespace quire::kernels

@@ -1,0 +1,46 @@
+// kernels/ops.h -- the row-wise rest of a decoder layer. Each row is computed alone, by one fixed
+// order of operations that does not depend on the instruction set: reductions run in 16 interleaved
+// partial sums that are joined pairwise (C1).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+
+namespace quire::kernels {
+
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (offset + weight). offset is 1 for gemma, else 0.
+// x and out: [rows, dim], row strides in floats; out may be x.
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps, int64_t rows,
+             int64_t dim, float* out, int64_t ldout, ThreadPool& pool);
+
+// Rotary embedding in place. x: [rows, num_heads, head_dim]; the first rotary_dim of each head are
+// rotated. cos, sin: [rows, rotary_dim / 2], attention scaling already multiplied in.
+// Half-split pairs (i, i + rotary_dim / 2); interleaved pairs (2i, 2i + 1).
+void ApplyRope(float* x, int64_t rows, int32_t num_heads, int32_t head_dim, int32_t rotary_dim,
+               bool interleaved, const float* cos, const float* sin, ThreadPool& pool);
+
+// cos[i], sin[i] = scaling * cos, sin(position * inv_freq[i]), angles in float32.
+void RopeAngles(int32_t position, std::span<const float> inv_freq, float scaling, float* cos,
+                float* sin);
+
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu };
+
+// out[r][i] = act(gate[r][i]) * up[r][i]. [rows, dim] each, contiguous; out may be gate.
+void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
+                     float* out, ThreadPool& pool);
+
+// A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0.
+float ExpF32(float x);
+
+// dst[copies[i].dst page] = src page, whole pages of page_bytes; runs over the pool.
+struct PageCopyArgs {
+  int32_t src;
+  int32_t dst;
+};
+void CopyPages(std::byte* base, size_t page_bytes, std::span<const PageCopyArgs> copies,
+               ThreadPool& pool);
+
+}  // namespace quire::kernels
