@@ -1,0 +1,59 @@
+// models/runtime.h -- everything between a checkpoint's path and an Executor that runs it.
+//
+// server/main builds one ModelRuntime, then a Scheduler over its block manager and an Engine over
+// both. Load runs before any other thread of the daemon exists; afterwards the engine thread alone
+// uses block_manager() and executor().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "models/config.h"
+#include "models/memory_profile.h"
+#include "paged_cache/block_manager.h"
+#include "scheduler/executor.h"
+
+namespace quire {
+
+class GgufFile;  // models/weights/gguf.h
+
+struct RuntimeOptions {
+  std::string model;              // a .gguf file, or a directory with config.json and safetensors
+  std::string attention = "flash";
+  std::string cpu_isa = "auto";
+  int32_t num_threads = 0;        // kernel threads, the engine's included; 0 = physical cores
+  std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16
+  int32_t block_size = 16;
+  int32_t max_model_len = 0;      // 0 = the model's own, capped by the pool
+  int32_t max_num_seqs = 64;
+  int32_t max_num_batched_tokens = 512;
+  MemoryOptions memory;
+};
+
+class ModelRuntime {
+ public:
+  // ERRORS: file, field, value, limit, remedy; kNotFound, kInvalidArgument, kUnimplemented (an
+  // architecture or type we do not have), kResourceExhausted (does not fit, with the breakdown).
+  static absl::StatusOr<std::unique_ptr<ModelRuntime>> Load(const RuntimeOptions& options);
+  virtual ~ModelRuntime() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual const MemoryProfile& memory() const = 0;
+  virtual int32_t max_model_len() const = 0;
+  virtual const std::string& attention_name() const = 0;
+  virtual int32_t num_threads() const = 0;
+  virtual std::string kv_cache_dtype() const = 0;
+  virtual std::string weight_format() const = 0;  // "Q4_1 (GGUF)" ...: for people
+  // What of a prompt's length enters the prefix root (length-dependent rope); "" for most models.
+  virtual std::string RopeRegimeOf(int32_t prompt_tokens) const = 0;
+  // Metadata for the tokenizer; null for a safetensors directory.
+  virtual const GgufFile* gguf() const = 0;
+
+  virtual BlockManager& block_manager() = 0;
+  virtual Executor& executor() = 0;
+};
+
+}  // namespace quire
