@@ -1,0 +1,33 @@
+# A thin wrapper around CMake presets and the scripts in deploy/.
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+run: build ## install what is missing, build, fetch SmolLM2 and serve it on port 50051
+	@model=$$(deploy/fetch-model.sh) && exec build/release/quire serve --model "$$model" $(ARGS)
+
+test: ## install what is missing, build and pass all tests
+	@deploy/install-deps.sh
+	@deploy/fetch-model.sh >/dev/null
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+	@ctest --preset release
+
+build: ## the daemon, at build/release/quire
+	@deploy/install-deps.sh
+	@cmake --preset release -DQUIRE_TESTS=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target quire
+
+format: ## clang-format everything that git tracks
+	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i
+
+matrix: ## every preset's tests: release, dev, asan, tsan, then tidy on all files (slow)
+	@deploy/install-deps.sh debian-packages-checks.txt
+	@deploy/check.sh all
+
+clean: ## remove build folders, not the model
+	@rm -rf build/release build/dev build/asan build/tsan build/tidy build/cuda
+
+.PHONY: help run test build format matrix clean
