@@ -1,0 +1,106 @@
+// Which rows this CPU can run, from CPUID and the OS's saved register state (XCR0), which
+// __builtin_cpu_supports looks at as well.
+#include "kernels/cpu_isa.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace quire::kernels {
+namespace {
+
+bool AlwaysSupported() { return true; }
+
+#if defined(__x86_64__)
+
+// Not among the names that clang 14's __builtin_cpu_supports knows.
+bool HasF16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+bool HasAvx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
+}
+
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+#endif
+
+struct IsaRow {
+  CpuIsa isa;
+  std::string_view name;
+  bool (*supported)();
+};
+
+// Best first; the last row runs everywhere.
+constexpr IsaRow kRows[] = {
+#if defined(__x86_64__)
+    {CpuIsa::kAvx512, "avx512", HasAvx512},
+    {CpuIsa::kAvx2, "avx2", HasAvx2},
+#endif
+    {CpuIsa::kPortable, "portable", AlwaysSupported},
+};
+
+CpuIsa Best() {
+  for (const IsaRow& row : kRows) {
+    if (row.supported()) return row.isa;
+  }
+  return CpuIsa::kPortable;
+}
+
+CpuIsa& Active() {
+  static CpuIsa active = Best();
+  return active;
+}
+
+}  // namespace
+
+std::string DescribeCpu() {
+  std::string lines;
+  for (const IsaRow& row : kRows) {
+    lines += fmt::format("{}{}: this CPU {}{}", lines.empty() ? "" : "\n", row.name,
+                         row.supported() ? "has it" : "lacks it",
+                         row.isa == ActiveIsa() ? " (in use)" : "");
+  }
+  return lines;
+}
+
+CpuIsa ActiveIsa() { return Active(); }
+
+std::string_view NameOf(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::kPortable:
+      return "portable";
+    case CpuIsa::kAvx2:
+      return "avx2";
+    case CpuIsa::kAvx512:
+      return "avx512";
+  }
+  return "?";
+}
+
+absl::Status SelectIsa(std::string_view want) {
+  if (want == "auto") {
+    Active() = Best();
+    return absl::OkStatus();
+  }
+  std::string names;
+  for (const IsaRow& row : kRows) {
+    names += fmt::format(", {}", row.name);
+    if (want != row.name) continue;
+    if (!row.supported()) {
+      return Error(absl::StatusCode::kFailedPrecondition,
+                   "cpu_isa={} is not offered by this CPU; use auto or {}", want, NameOf(Best()));
+    }
+    Active() = row.isa;
+    return absl::OkStatus();
+  }
+  return InvalidArgument("cpu_isa={} must be one of auto{}", want, names);
+}
+
+}  // namespace quire::kernels
