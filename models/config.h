@@ -51,11 +51,14 @@ struct LayerConfig {
   float softmax_scale = 0;  // 1 / sqrt(head_dim) unless the model says otherwise
   int32_t mlp_dim = 0;
   kernels::Activation activation = kernels::Activation::kSilu;
+  bool attention_bias = false;  // q, k, v and o add a bias (GGUF: at least one of them)
+  bool mlp_bias = false;        // gate, up and down add a bias (GGUF: at least one of them)
 };
 
 struct ModelConfig {
   std::string architecture;  // row of models/registry.cc
   std::string name;          // for people: directory, file or general.name
+  bool gguf_tensor_names = false;  // tensors are named as GGUF does, else as the hub does
   int32_t hidden_dim = 0;
   int32_t vocab_size = 0;
   int32_t max_position = 0;  // longest sequence the model was made for

@@ -23,6 +23,12 @@ class WeightSource {
   virtual size_t bytes() const = 0;
   // "model.gguf" or "model-00001-of-00002.safetensors": for errors about this tensor.
   virtual std::string FileOf(const std::string& name) const = 0;
+  // Why a tensor that is in the files cannot be used ("dtype F8_E4M3 ..."); "" if Find gives it or
+  // if it is nowhere. Formats may list such tensors: nobody may ask for them.
+  virtual std::string WhyUnusable(const std::string& name) const {
+    (void)name;
+    return {};
+  }
   // Tells the OS that the mapped pages are not needed any more.
   virtual void DropPages() const = 0;
 };
