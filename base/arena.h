@@ -50,7 +50,9 @@ class Arena {
 
  private:
   static constexpr size_t kAlign = 64;
-  static size_t RoundUp(size_t n) { return (std::max<size_t>(n, 1) + kAlign - 1) / kAlign * kAlign; }
+  static size_t RoundUp(size_t n) {
+    return (std::max<size_t>(n, 1) + kAlign - 1) / kAlign * kAlign;
+  }
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }  // NOLINT
   };

@@ -91,7 +91,8 @@ constexpr float F16ToFloat(uint16_t h) {
   const uint32_t exponent = (h >> 10) & 0x1fu;
   const uint32_t mantissa = h & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   // Subnormal: mantissa * 2^-24, exact in float32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return sign != 0 ? -magnitude : magnitude;
@@ -111,7 +112,8 @@ constexpr uint16_t FloatToF16(float f) {
     const uint32_t half = 1u << (shift - 1);
     const uint32_t kept = mantissa >> shift;
     const uint32_t rest = mantissa & ((1u << shift) - 1);
-    return static_cast<uint16_t>(sign | (kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u)));
+    return static_cast<uint16_t>(
+        sign | (kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u)));
   }
   const uint32_t rebased = magnitude - 0x38000000u;
   return static_cast<uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));

@@ -64,7 +64,8 @@ class ErrorSax : public nlohmann::json_sax<Value> {
     offset = position;
     const std::string_view what = e.what();
     const size_t colon = what.rfind(": ");
-    message = colon == std::string_view::npos ? std::string(what) : std::string(what.substr(colon + 2));
+    message =
+        colon == std::string_view::npos ? std::string(what) : std::string(what.substr(colon + 2));
     return false;
   }
   size_t offset = 0;
@@ -181,7 +182,8 @@ std::optional<int64_t> Json::as_int() const {
   if (v.is_number_integer()) return v.get<int64_t>();
   if (v.is_number_float()) {
     const double d = v.get<double>();
-    if (d != std::floor(d) || d < -9007199254740992.0 || d > 9007199254740992.0) return std::nullopt;
+    if (d != std::floor(d) || d < -9007199254740992.0 || d > 9007199254740992.0)
+      return std::nullopt;
     return static_cast<int64_t>(d);
   }
   return std::nullopt;

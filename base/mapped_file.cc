@@ -31,7 +31,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a FIFO without a writer must not hang; fstat then refuses it.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return Error(CodeOf(errno), "{}: cannot open: {}", path, std::strerror(errno));
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     close(fd);
     return InvalidArgument("{}: not a regular file", path);

@@ -77,9 +77,10 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view prefix
 
 #define QUIRE_CONCAT_INNER(a, b) a##b
 #define QUIRE_CONCAT(a, b) QUIRE_CONCAT_INNER(a, b)
-#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr)            \
-  auto tmp = (expr);                                     \
-  if (!tmp.ok()) [[unlikely]] return std::move(tmp).status(); \
+#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                          \
+  if (!tmp.ok()) [[unlikely]]                 \
+    return std::move(tmp).status();           \
   lhs = *std::move(tmp)
 // ASSIGN_OR_RETURN(const Foo foo, MakeFoo());
 #define ASSIGN_OR_RETURN(lhs, expr) \

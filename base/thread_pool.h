@@ -1,4 +1,5 @@
-// base/thread_pool.h -- fixed workers for the kernels: short spin, then park; the caller is worker 0.
+// base/thread_pool.h -- fixed workers for the kernels: short spin, then park; the caller is worker
+// 0.
 #pragma once
 
 #include <atomic>
@@ -27,9 +28,12 @@ class ThreadPool {
   // Calls fn(task, worker) for each task in [0, num_tasks), worker in [0, num_threads()).
   template <typename Fn>
   void ParallelFor(int64_t num_tasks, const Fn& fn) {
-    Run(num_tasks, [](const void* f, int64_t task, int32_t worker) {
+    Run(
+        num_tasks,
+        [](const void* f, int64_t task, int32_t worker) {
           (*static_cast<const Fn*>(f))(task, worker);
-        }, &fn);
+        },
+        &fn);
   }
 
  private:

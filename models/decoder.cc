@@ -1,0 +1,361 @@
+#include "models/decoder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/ops.h"
+#include "models/rope_config.h"
+
+namespace quire {
+
+using kernels::LinearJob;
+
+// One step's buffers, taken once; a dry arena counts them. T = num_tokens, R = logit rows.
+struct Decoder::Activations {
+  int64_t num_tokens = 0;
+  int64_t num_rows = 0;
+  std::span<float> x;                      // [T, hidden] residual stream
+  std::span<float> normed;                 // [T, hidden]
+  std::span<float> q;                      // [T, num_heads * head_dim]
+  std::span<float> k, v;                   // [T, num_kv_heads * head_dim]
+  std::span<float> attended;               // [T, num_heads * head_dim]
+  std::span<float> gate, up;               // [T, mlp_dim]
+  std::vector<std::span<float>> cos, sin;  // per rope: [T, rotary_dim / 2]
+  std::span<float> rows;                   // [R, hidden]
+  std::span<float> logits;                 // [R, vocab]
+  std::span<std::byte> workspace;          // attention's partial results
+};
+
+namespace {
+
+absl::StatusOr<std::vector<float>> ToFloats(const TensorView& view) {
+  std::vector<float> out(static_cast<size_t>(view.num_elements()));
+  kernels::Dequantize(view.dtype, static_cast<const std::byte*>(view.data), view.num_elements(),
+                      out.data());
+  return out;
+}
+
+kernels::AttentionShape ShapeOf(const LayerConfig& layer, DType kv_dtype) {
+  return {.num_heads = layer.num_heads,
+          .num_kv_heads = layer.num_kv_heads,
+          .head_dim = layer.head_dim,
+          .head_dim_v = layer.head_dim,
+          .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
+          .softmax_scale = layer.softmax_scale,
+          .kv_dtype = kv_dtype};
+}
+
+bool SameShape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
+  return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
+         a.head_dim == b.head_dim && a.head_dim_v == b.head_dim_v && a.window == b.window &&
+         a.chunk == b.chunk && a.softmax_scale == b.softmax_scale &&
+         a.logit_softcap == b.logit_softcap && a.kv_dtype == b.kv_dtype;
+}
+
+const float* OrNull(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& config,
+                                                         const ModelWeights& weights,
+                                                         const DecoderOptions& options,
+                                                         ThreadPool& pool) {
+  std::unique_ptr<Decoder> decoder(new Decoder(config, pool));
+  RETURN_IF_ERROR(decoder->PlanCache(options));
+  RETURN_IF_ERROR(decoder->Load(weights));
+  return decoder;
+}
+
+absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& weight,
+                                                            const std::optional<TensorView>& bias) {
+  Projection p;
+  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_));
+  weight_bytes_ += p.weight.bytes();
+  if (bias) {
+    ASSIGN_OR_RETURN(p.bias, ToFloats(*bias));
+  }
+  return p;
+}
+
+absl::Status Decoder::Load(const ModelWeights& weights) {
+  const auto norm = [](const std::optional<TensorView>& view, Norm& out) -> absl::Status {
+    if (!view) return absl::OkStatus();
+    ASSIGN_OR_RETURN(out.weight, ToFloats(*view));
+    return absl::OkStatus();
+  };
+  const auto projection = [this](const std::optional<TensorView>& view,
+                                 const std::optional<TensorView>& bias,
+                                 Projection& out) -> absl::Status {
+    if (!view) return absl::OkStatus();
+    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias));
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const LayerWeights& w = weights.layers[i];
+    Layer& layer = layers_[i];
+    RETURN_IF_ERROR(norm(w.attn_norm, layer.attn_norm));
+    RETURN_IF_ERROR(norm(w.mlp_norm, layer.mlp_norm));
+    RETURN_IF_ERROR(norm(w.q_norm, layer.q_norm));
+    RETURN_IF_ERROR(norm(w.k_norm, layer.k_norm));
+    RETURN_IF_ERROR(projection(w.q, w.q_bias, layer.q));
+    RETURN_IF_ERROR(projection(w.k, w.k_bias, layer.k));
+    RETURN_IF_ERROR(projection(w.v, w.v_bias, layer.v));
+    RETURN_IF_ERROR(projection(w.o, w.o_bias, layer.o));
+    RETURN_IF_ERROR(projection(w.gate, w.gate_bias, layer.gate));
+    RETURN_IF_ERROR(projection(w.up, w.up_bias, layer.up));
+    RETURN_IF_ERROR(projection(w.down, w.down_bias, layer.down));
+  }
+  RETURN_IF_ERROR(norm(weights.final_norm, final_norm_));
+  const bool tied = !weights.lm_head.has_value();
+  ASSIGN_OR_RETURN(head_, LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt));
+  if (!tied) {
+    ASSIGN_OR_RETURN(embedding_, kernels::PackedWeight::Pack(weights.embed, pool_));
+    weight_bytes_ += embedding_.bytes();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::PlanCache(const DecoderOptions& options) {
+  attention_ = options.attention;
+  layers_.resize(config_.layers.size());
+  std::vector<LayerCacheSpec> specs;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
+    if (absl::Status s = attention_->supports(shape, options.block_size); !s.ok()) {
+      return Annotate(s, fmt::format("attention={}: layer {}", attention_->name, i));
+    }
+    // A window is a mask over a full group: every layer keeps all its tokens.
+    specs.push_back({.layer = static_cast<int32_t>(i),
+                     .kind = CacheKind::kFull,
+                     .key_bytes_per_page = kernels::KeyPageBytes(shape, options.block_size),
+                     .value_bytes_per_page = kernels::ValuePageBytes(shape, options.block_size)});
+  }
+  ASSIGN_OR_RETURN(
+      layout_, MakeCacheLayout(static_cast<int32_t>(layers_.size()), options.block_size, specs));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
+    const int32_t group = layout_.layers[i].group;
+    const auto same = [&](const Plan& p) { return p.group == group && SameShape(p.shape, shape); };
+    auto it = std::find_if(plans_.begin(), plans_.end(), same);
+    if (it == plans_.end()) it = plans_.insert(it, Plan{.group = group, .shape = shape});
+    layers_[i].plan = static_cast<int32_t>(it - plans_.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageStorage& storage,
+                                               Arena& arena) {
+  Activations a;
+  a.num_tokens = batch.num_tokens;
+  a.num_rows = static_cast<int64_t>(batch.logit_rows.size());
+  const auto tokens = static_cast<size_t>(a.num_tokens);
+  const auto rows = static_cast<size_t>(a.num_rows);
+  const auto hidden = static_cast<size_t>(config_.hidden_dim);
+  size_t q_dim = 0, kv_dim = 0, mlp_dim = 0;
+  for (const LayerConfig& l : config_.layers) {
+    q_dim = std::max(q_dim, static_cast<size_t>(l.num_heads) * static_cast<size_t>(l.head_dim));
+    kv_dim =
+        std::max(kv_dim, static_cast<size_t>(l.num_kv_heads) * static_cast<size_t>(l.head_dim));
+    mlp_dim = std::max(mlp_dim, static_cast<size_t>(l.mlp_dim));
+  }
+  a.x = arena.Take<float>(tokens * hidden);
+  a.normed = arena.Take<float>(tokens * hidden);
+  a.q = arena.Take<float>(tokens * q_dim);
+  a.k = arena.Take<float>(tokens * kv_dim);
+  a.v = arena.Take<float>(tokens * kv_dim);
+  a.attended = arena.Take<float>(tokens * q_dim);
+  a.gate = arena.Take<float>(tokens * mlp_dim);
+  a.up = arena.Take<float>(tokens * mlp_dim);
+  for (const RopeConfig& rope : config_.ropes) {
+    const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
+    a.cos.push_back(arena.Take<float>(tokens * half));
+    a.sin.push_back(arena.Take<float>(tokens * half));
+  }
+  a.rows = arena.Take<float>(rows * hidden);
+  a.logits = arena.Take<float>(rows * static_cast<size_t>(config_.vocab_size));
+  size_t workspace = 0;
+  for (Plan& p : plans_) {
+    const kernels::AttentionMetadata& m = batch.groups[static_cast<size_t>(p.group)];
+    attention_->plan(m, p.shape, pool_.num_threads(), p.plan);
+    workspace = std::max(workspace, p.plan.workspace_bytes);
+  }
+  a.workspace = arena.Take<std::byte>(workspace);
+  if (arena.dry()) return ForwardOutput{a.logits};
+
+  Embed(batch, a.x.data());
+  if (tap_) tap_(-1, a.x);
+  FillRope(batch, a);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    RunLayer(i, batch, storage, a);
+    if (tap_) tap_(static_cast<int32_t>(i), a.x);
+  }
+  Head(batch, a);
+  return ForwardOutput{a.logits};
+}
+
+void Decoder::Embed(const ForwardBatch& batch, float* out) const {
+  const kernels::PackedWeight& table = embedding_.n() > 0 ? embedding_ : head_.weight;
+  for (int32_t t = 0; t < batch.num_tokens; ++t) {
+    table.Row(batch.token_ids[static_cast<size_t>(t)], out + int64_t{t} * config_.hidden_dim);
+  }
+}
+
+void Decoder::FillRope(const ForwardBatch& batch, Activations& a) {
+  for (size_t r = 0; r < config_.ropes.size(); ++r) {
+    const RopeConfig& rope = config_.ropes[r];
+    const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
+    if (half == 0) continue;
+    const bool by_length = IsLengthDependent(rope);
+    RopeFrequencies f = ComputeRope(rope, config_.max_position, 0);
+    int32_t length = 0;
+    for (size_t t = 0; t < static_cast<size_t>(batch.num_tokens); ++t) {
+      if (by_length && batch.rope_lengths[t] != length) {
+        length = batch.rope_lengths[t];
+        f = ComputeRope(rope, config_.max_position, length);
+      }
+      kernels::RopeAngles(batch.positions[t], f.inv_freq, f.attention_scaling,
+                          a.cos[r].data() + t * half, a.sin[r].data() + t * half);
+    }
+  }
+}
+
+void Decoder::RunLayer(size_t index, const ForwardBatch& batch, PageStorage& storage,
+                       Activations& a) {
+  Attention(index, batch, storage, a);
+  Mlp(index, batch, a);
+}
+
+void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& storage,
+                        Activations& a) {
+  const LayerConfig& c = config_.layers[index];
+  const Layer& w = layers_[index];
+  const Plan& p = plans_[static_cast<size_t>(w.plan)];
+  const kernels::AttentionMetadata& m = batch.groups[static_cast<size_t>(p.group)];
+  const int64_t tokens = a.num_tokens;
+  const int64_t hidden = config_.hidden_dim;
+  const int64_t q_dim = int64_t{c.num_heads} * c.head_dim;
+  const int64_t kv_dim = int64_t{c.num_kv_heads} * c.head_dim;
+
+  kernels::RmsNorm(a.x.data(), hidden, w.attn_norm.weight.data(), 0.0f, config_.norm_eps, tokens,
+                   hidden, a.normed.data(), hidden, pool_);
+  const float* in = a.normed.data();
+  const LinearJob qkv[] = {
+      {.w = &w.q.weight,
+       .x = in,
+       .ldx = hidden,
+       .y = a.q.data(),
+       .ldy = q_dim,
+       .bias = OrNull(w.q.bias)},
+      {.w = &w.k.weight,
+       .x = in,
+       .ldx = hidden,
+       .y = a.k.data(),
+       .ldy = kv_dim,
+       .bias = OrNull(w.k.bias)},
+      {.w = &w.v.weight,
+       .x = in,
+       .ldx = hidden,
+       .y = a.v.data(),
+       .ldy = kv_dim,
+       .bias = OrNull(w.v.bias)},
+  };
+  kernels::RunLinear(qkv, tokens, pool_);
+  if (!w.q_norm.weight.empty()) {
+    kernels::RmsNorm(a.q.data(), c.head_dim, w.q_norm.weight.data(), 0.0f, config_.norm_eps,
+                     tokens * c.num_heads, c.head_dim, a.q.data(), c.head_dim, pool_);
+  }
+  if (!w.k_norm.weight.empty()) {
+    kernels::RmsNorm(a.k.data(), c.head_dim, w.k_norm.weight.data(), 0.0f, config_.norm_eps,
+                     tokens * c.num_kv_heads, c.head_dim, a.k.data(), c.head_dim, pool_);
+  }
+  if (c.rope >= 0) {
+    const auto r = static_cast<size_t>(c.rope);
+    const RopeConfig& rope = config_.ropes[r];
+    kernels::ApplyRope(a.q.data(), tokens, c.num_heads, c.head_dim, rope.rotary_dim,
+                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
+    kernels::ApplyRope(a.k.data(), tokens, c.num_kv_heads, c.head_dim, rope.rotary_dim,
+                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
+  }
+  const LayerPlacement& place = layout_.layers[index];
+  const int32_t pool_index = layout_.groups[static_cast<size_t>(place.group)].pool;
+  std::byte* base = storage.base(pool_index);
+  const auto stride = static_cast<int64_t>(storage.page_bytes(pool_index));
+  kernels::WriteKv(m, p.shape,
+                   {.k = a.k.data(),
+                    .v = a.v.data(),
+                    .k_base = base + place.key_offset,
+                    .v_base = base + place.value_offset,
+                    .page_stride = stride},
+                   pool_);
+  attention_->run(p.plan, m, p.shape,
+                  {.q = a.q.data(),
+                   .k_base = base + place.key_offset,
+                   .v_base = base + place.value_offset,
+                   .page_stride = stride,
+                   .out = a.attended.data()},
+                  a.workspace.data(), pool_);
+  const LinearJob out[] = {{.w = &w.o.weight,
+                            .x = a.attended.data(),
+                            .ldx = q_dim,
+                            .y = a.x.data(),
+                            .ldy = hidden,
+                            .bias = OrNull(w.o.bias),
+                            .residual = a.x.data()}};
+  kernels::RunLinear(out, tokens, pool_);
+}
+
+void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
+  const LayerConfig& c = config_.layers[index];
+  const Layer& w = layers_[index];
+  const int64_t tokens = a.num_tokens;
+  const int64_t hidden = config_.hidden_dim;
+  kernels::RmsNorm(a.x.data(), hidden, w.mlp_norm.weight.data(), 0.0f, config_.norm_eps, tokens,
+                   hidden, a.normed.data(), hidden, pool_);
+  const float* in = a.normed.data();
+  const LinearJob gate_up[] = {
+      {.w = &w.gate.weight,
+       .x = in,
+       .ldx = hidden,
+       .y = a.gate.data(),
+       .ldy = c.mlp_dim,
+       .bias = OrNull(w.gate.bias)},
+      {.w = &w.up.weight,
+       .x = in,
+       .ldx = hidden,
+       .y = a.up.data(),
+       .ldy = c.mlp_dim,
+       .bias = OrNull(w.up.bias)},
+  };
+  kernels::RunLinear(gate_up, tokens, pool_);
+  kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
+                           a.gate.data(), pool_);
+  const LinearJob down[] = {{.w = &w.down.weight,
+                             .x = a.gate.data(),
+                             .ldx = c.mlp_dim,
+                             .y = a.x.data(),
+                             .ldy = hidden,
+                             .bias = OrNull(w.down.bias),
+                             .residual = a.x.data()}};
+  kernels::RunLinear(down, tokens, pool_);
+}
+
+void Decoder::Head(const ForwardBatch& batch, Activations& a) {
+  if (a.num_rows == 0) return;
+  const int64_t hidden = config_.hidden_dim;
+  for (size_t r = 0; r < static_cast<size_t>(a.num_rows); ++r) {
+    std::memcpy(a.rows.data() + r * static_cast<size_t>(hidden),
+                a.x.data() + int64_t{batch.logit_rows[r]} * hidden,
+                static_cast<size_t>(hidden) * sizeof(float));
+  }
+  kernels::RmsNorm(a.rows.data(), hidden, final_norm_.weight.data(), 0.0f, config_.norm_eps,
+                   a.num_rows, hidden, a.rows.data(), hidden, pool_);
+  if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
+  const LinearJob head[] = {{.w = &head_.weight,
+                             .x = a.rows.data(),
+                             .ldx = hidden,
+                             .y = a.logits.data(),
+                             .ldy = config_.vocab_size}};
+  kernels::RunLinear(head, a.num_rows, pool_);
+}
+
+}  // namespace quire

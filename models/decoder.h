@@ -1,0 +1,95 @@
+// models/decoder.h -- the one forward function: a decoder-only transformer driven by LayerConfig.
+//
+// Thread: engine thread; kernels fan out over the pool and join before they return.
+// Exactness (C1): every operation works on one token row at a time or through the kernels' fixed
+// orders, so a row's result depends on nothing but its own sequence.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "kernels/attention.h"
+#include "kernels/linear.h"
+#include "models/config.h"
+#include "models/model.h"
+#include "models/model_weights.h"
+
+namespace quire {
+
+struct DecoderOptions {
+  const kernels::AttentionBackend* attention = nullptr;
+  DType kv_dtype = DType::kF32;
+  int32_t block_size = 16;
+};
+
+class Decoder : public Model {
+ public:
+  // Packs the weights; `weights` may be dropped afterwards. `pool` outlives the decoder.
+  // ERRORS: kUnimplemented if the attention kernel lacks a feature that the model needs.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config,
+                                                         const ModelWeights& weights,
+                                                         const DecoderOptions& options,
+                                                         ThreadPool& pool);
+
+  const CacheLayout& cache_layout() const override { return layout_; }
+  int32_t vocab_size() const override { return config_.vocab_size; }
+  size_t weight_bytes() const override { return weight_bytes_; }
+  absl::StatusOr<ForwardOutput> Forward(const ForwardBatch& batch, PageStorage& storage,
+                                        Arena& arena) override;
+
+  // Test hook: called with the embedding (-1), each layer's output and the final norm's
+  // (num_layers), [num_tokens or num_rows, hidden_dim].
+  using Tap = std::function<void(int32_t layer, std::span<const float> hidden)>;
+  void set_tap(Tap tap) { tap_ = std::move(tap); }
+
+ private:
+  struct Norm {
+    std::vector<float> weight;  // empty = absent
+  };
+  struct Projection {
+    kernels::PackedWeight weight;
+    std::vector<float> bias;  // empty = absent
+  };
+  struct Layer {
+    Norm attn_norm, mlp_norm, q_norm, k_norm;
+    Projection q, k, v, o, gate, up, down;
+    int32_t plan = 0;  // index into plans_
+  };
+  // Layers with equal masks and tables share a plan.
+  struct Plan {
+    int32_t group = 0;
+    kernels::AttentionShape shape;
+    kernels::AttentionPlan plan;
+  };
+  struct Activations;
+
+  Decoder(const ModelConfig& config, ThreadPool& pool) : config_(config), pool_(pool) {}
+  absl::Status Load(const ModelWeights& weights);
+  absl::Status PlanCache(const DecoderOptions& options);
+  absl::StatusOr<Projection> LoadProjection(const TensorView& weight,
+                                            const std::optional<TensorView>& bias);
+
+  void Embed(const ForwardBatch& batch, float* out) const;
+  void FillRope(const ForwardBatch& batch, Activations& a);
+  void RunLayer(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
+  void Attention(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
+  void Mlp(size_t index, const ForwardBatch& batch, Activations& a);
+  void Head(const ForwardBatch& batch, Activations& a);
+
+  const ModelConfig config_;
+  ThreadPool& pool_;
+  const kernels::AttentionBackend* attention_ = nullptr;
+  CacheLayout layout_;
+  std::vector<Layer> layers_;
+  std::vector<Plan> plans_;
+  Norm final_norm_;
+  Projection head_;                  // packed; also the embedding if tied
+  kernels::PackedWeight embedding_;  // empty if tied
+  size_t weight_bytes_ = 0;
+  Tap tap_;
+};
+
+}  // namespace quire
