@@ -56,8 +56,8 @@ struct LayerConfig {
 };
 
 struct ModelConfig {
-  std::string architecture;  // row of models/registry.cc
-  std::string name;          // for people: directory, file or general.name
+  std::string architecture;        // row of models/registry.cc
+  std::string name;                // for people: directory, file or general.name
   bool gguf_tensor_names = false;  // tensors are named as GGUF does, else as the hub does
   int32_t hidden_dim = 0;
   int32_t vocab_size = 0;

@@ -15,7 +15,7 @@ struct ForwardBatch {
   std::span<const TokenId> token_ids;     // [num_tokens]
   std::span<const int32_t> positions;     // [num_tokens]
   std::span<const int32_t> rope_lengths;  // [num_tokens]: max(prompt length, position + 1)
-  std::span<const int32_t> logit_rows;    // [num_rows] token rows whose logits are wanted, ascending
+  std::span<const int32_t> logit_rows;  // [num_rows] token rows whose logits are wanted, ascending
   std::span<const kernels::AttentionMetadata> groups;  // one per cache group
 };
 

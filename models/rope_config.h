@@ -11,8 +11,8 @@
 namespace quire {
 
 struct RopeFrequencies {
-  std::vector<float> inv_freq;      // [rotary_dim / 2]
-  float attention_scaling = 1.0f;   // cos and sin are multiplied by it
+  std::vector<float> inv_freq;     // [rotary_dim / 2]
+  float attention_scaling = 1.0f;  // cos and sin are multiplied by it
 };
 
 // `length` decides for dynamic and longrope, and only there: max(prompt length, position + 1),

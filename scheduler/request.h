@@ -21,14 +21,14 @@ using Clock = std::chrono::steady_clock;
 // pool (can it ever fit?).
 struct Request {
   RequestId id = 0;
-  std::vector<TokenId> prompt;  // at least one token
-  SamplingParams sampling;      // valid
-  StopConditions stop;          // max_tokens resolved: prompt + max_tokens <= max_model_len
-  uint64_t seed = 0;            // sampling.seed, or drawn by the edge
-  int32_t priority = 0;         // higher = sooner; fcfs ignores it
-  std::string cache_salt;       // part of the prefix root
-  bool bypass_prefix_cache = false;            // neither looks up nor offers prefixes
-  Clock::time_point arrival{};                 // when the edge saw it
+  std::vector<TokenId> prompt;       // at least one token
+  SamplingParams sampling;           // valid
+  StopConditions stop;               // max_tokens resolved: prompt + max_tokens <= max_model_len
+  uint64_t seed = 0;                 // sampling.seed, or drawn by the edge
+  int32_t priority = 0;              // higher = sooner; fcfs ignores it
+  std::string cache_salt;            // part of the prefix root
+  bool bypass_prefix_cache = false;  // neither looks up nor offers prefixes
+  Clock::time_point arrival{};       // when the edge saw it
   Clock::time_point deadline = Clock::time_point::max();
 };
 
@@ -47,9 +47,9 @@ struct RequestStats {
   int32_t completion_tokens = 0;  // all branches
   int32_t cached_tokens = 0;      // of the prompt, at first admission (resumes don't count)
   int32_t preemptions = 0;
-  int64_t queue_us = 0;        // arrival to first scheduled
-  int64_t prefill_us = 0;      // first scheduled to first token
-  int64_t decode_us = 0;       // first token to last
+  int64_t queue_us = 0;    // arrival to first scheduled
+  int64_t prefill_us = 0;  // first scheduled to first token
+  int64_t decode_us = 0;   // first token to last
 };
 
 struct TokenEvent {
@@ -67,7 +67,7 @@ struct TokenEvent {
   TokenId stop_token = -1;    // the eos or stop id that ended the branch
   bool request_done = false;  // no further event of this request follows; stats is complete
   RequestStats stats;
-  absl::Status error;         // kError only
+  absl::Status error;  // kError only
 };
 
 // server -> engine.
