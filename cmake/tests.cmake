@@ -7,7 +7,8 @@ function(quire_test name)
   add_executable(${name} ${CMAKE_SOURCE_DIR}/tests/${name}.cc)
   target_compile_options(${name} PRIVATE ${QUIRE_WARNINGS})
   target_compile_definitions(${name} PRIVATE
-    QUIRE_TEST_REFERENCE="${CMAKE_SOURCE_DIR}/tests/reference")
+    QUIRE_TEST_REFERENCE="${CMAKE_SOURCE_DIR}/tests/reference"
+    QUIRE_TEST_SMOLLM2="${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf")
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)

@@ -1,0 +1,151 @@
+// tests/support/model_harness.h -- a real model, real pages and the real executor, driven by hand:
+// what the scheduler does, without its decisions.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "kernels/attention.h"
+#include "models/checkpoint.h"
+#include "models/decoder.h"
+#include "models/executor.h"
+#include "paged_cache/block_manager.h"
+#include "paged_cache/page_storage.h"
+#include "scheduler/sequence.h"
+
+namespace quire {
+
+struct HarnessOptions {
+  std::string attention = "flash";
+  DType kv_dtype = DType::kF32;
+  int32_t num_threads = 1;
+  int32_t block_size = 16;
+  int32_t num_blocks = 64;
+  int32_t max_tokens_per_step = 512;
+  int32_t max_seqs = 16;
+  bool poison = false;  // fill all pages with NaN first
+};
+
+class ModelHarness {
+ public:
+  static absl::StatusOr<std::unique_ptr<ModelHarness>> Open(const std::string& checkpoint,
+                                                            const HarnessOptions& options) {
+    auto h = std::make_unique<ModelHarness>();
+    h->options_ = options;
+    ASSIGN_OR_RETURN(LoadedCheckpoint loaded, OpenCheckpoint(checkpoint));
+    h->config_ = loaded.config;
+    h->threads_ = std::make_unique<ThreadPool>(options.num_threads);
+    ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(loaded.config, *loaded.weights));
+    ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
+                     kernels::FindAttention(options.attention));
+    ASSIGN_OR_RETURN(h->model_, Decoder::Create(loaded.config, weights,
+                                                {.attention = attention,
+                                                 .kv_dtype = options.kv_dtype,
+                                                 .block_size = options.block_size},
+                                                *h->threads_));
+    const CacheLayout& layout = h->model_->cache_layout();
+    std::vector<int32_t> num_pages;
+    for (size_t i = 0; i < layout.pools.size(); ++i) {
+      h->pools_.emplace_back(options.num_blocks, layout.block_size);
+      num_pages.push_back(options.num_blocks);
+    }
+    ASSIGN_OR_RETURN(h->storage_, PageStorage::Create(layout, num_pages));
+    if (options.poison) {
+      for (size_t i = 0; i < layout.pools.size(); ++i) {
+        std::memset(h->storage_->base(static_cast<int32_t>(i)), 0xff,
+                    static_cast<size_t>(options.num_blocks + 1) * layout.pools[i].page_bytes);
+      }
+    }
+    h->blocks_ = std::make_unique<BlockManager>(layout, h->pools_);
+    BatchBuilder builder;
+    Arena dry;
+    PageStorage none;
+    for (int32_t seqs : {1, options.max_seqs}) {
+      dry.Reset();
+      RETURN_IF_ERROR(h->model_
+                          ->Forward(builder.BuildDry(options.max_tokens_per_step, seqs,
+                                                     loaded.config.max_position, layout),
+                                    none, dry)
+                          .status());
+    }
+    h->executor_ = std::make_unique<ModelExecutor>(*h->model_, *h->blocks_, *h->storage_,
+                                                   *h->threads_, dry.peak());
+    return h;
+  }
+
+  const ModelConfig& config() const { return config_; }
+  Decoder& model() { return *model_; }
+  BlockManager& blocks() { return *blocks_; }
+  ModelExecutor& executor() { return *executor_; }
+
+  // A sequence that has computed nothing yet.
+  std::unique_ptr<Sequence> NewSequence(std::vector<TokenId> prompt) {
+    auto request = std::make_shared<Request>();
+    request->prompt = prompt;
+    request->sampling.temperature = 0;
+    request->stop.max_tokens = config_.max_position;
+    auto seq = std::make_unique<Sequence>();
+    seq->request = std::move(request);
+    seq->tokens = std::move(prompt);
+    seq->tables = blocks_->NewTables(blocks_->InternRoot("test"));
+    return seq;
+  }
+
+  // Computes the next `count` known tokens of each sequence in one step; with `sample`, the token
+  // after the last one is appended. Returns the logits of the sampled rows, [n, vocab].
+  std::vector<float> Step(const std::vector<Sequence*>& seqs, const std::vector<int32_t>& counts,
+                          bool sample) {
+    ScheduledBatch batch;
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      Sequence& s = *seqs[i];
+      CHECK(blocks_->Grow(s.tables, s.num_computed_tokens, s.num_computed_tokens + counts[i],
+                          batch.copies),
+            "harness pool is too small");
+      batch.seqs.push_back({.seq = &s,
+                            .first_pos = s.num_computed_tokens,
+                            .num_tokens = counts[i],
+                            .num_samples = sample ? 1 : 0});
+      batch.num_tokens += counts[i];
+    }
+    const absl::StatusOr<StepOutput> out = executor_->Run(batch);
+    CHECK(out.ok(), "{}", out.status().ToString());
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      Sequence& s = *seqs[i];
+      s.num_computed_tokens += counts[i];
+      blocks_->Commit(s.tables, s.tokens, s.num_computed_tokens, s.page_hashes);
+    }
+    for (const SampledRow& row : out->rows) {
+      seqs[static_cast<size_t>(row.seq_index)]->tokens.push_back(row.sampled.token);
+    }
+    const std::span<const float> logits = executor_->last_logits();
+    return {logits.begin(), logits.end()};
+  }
+
+  // Prefills in chunks of `chunk` tokens (0 = whole), then decodes until `new_tokens` are sampled.
+  // Returns the logits of each sampled position, [new_tokens][vocab].
+  std::vector<std::vector<float>> Generate(Sequence& s, int32_t new_tokens, int32_t chunk = 0) {
+    std::vector<std::vector<float>> logits;
+    while (static_cast<int32_t>(logits.size()) < new_tokens) {
+      const int32_t left = s.num_tokens() - s.num_computed_tokens;
+      const int32_t count = chunk > 0 ? std::min(chunk, left) : left;
+      std::vector<float> row = Step({&s}, {count}, count == left);
+      if (count == left) logits.push_back(std::move(row));
+    }
+    return logits;
+  }
+
+ private:
+  HarnessOptions options_;
+  ModelConfig config_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Decoder> model_;
+  std::vector<PagePool> pools_;
+  std::unique_ptr<PageStorage> storage_;
+  std::unique_ptr<BlockManager> blocks_;
+  std::unique_ptr<ModelExecutor> executor_;
+};
+
+}  // namespace quire
