@@ -28,10 +28,10 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // over output
   float frequency_penalty = 0.0f;   // over output
   int32_t no_repeat_ngram_size = 0;  // 0 = off
-  int32_t min_tokens = 0;           // no stop token before this many new ones
-  int32_t num_logprobs = -1;        // -1 = none; 0 = the sampled token's; k = and the k best
-  int32_t n = 1;                    // branches: samples of the same prompt
-  std::optional<uint64_t> seed;     // absent = drawn once for the request; 0 is a seed
+  int32_t min_tokens = 0;            // no stop token before this many new ones
+  int32_t num_logprobs = -1;         // -1 = none; 0 = the sampled token's; k = and the k best
+  int32_t n = 1;                     // branches: samples of the same prompt
+  std::optional<uint64_t> seed;      // absent = drawn once for the request; 0 is a seed
   std::vector<std::pair<TokenId, float>> logit_bias;  // in [-100, 100]; ids checked against vocab
   std::vector<TokenId> allowed_token_ids;             // empty = all
   std::vector<std::vector<TokenId>> bad_words;        // token sequences never to complete
@@ -57,11 +57,12 @@ struct SamplingParams {
   }
 };
 
-// When a sequence ends. Stop strings are matched on text, so they live with the edge (sampling/stop.h).
+// When a sequence ends. Stop strings are matched on text, so they live with the edge
+// (sampling/stop.h).
 struct StopConditions {
-  int32_t max_tokens = 0;                // new tokens per branch; resolved by the edge, at least 1
-  std::vector<TokenId> eos_token_ids;    // the model's; empty if the client ignores them
-  std::vector<TokenId> stop_token_ids;   // the client's
+  int32_t max_tokens = 0;               // new tokens per branch; resolved by the edge, at least 1
+  std::vector<TokenId> eos_token_ids;   // the model's; empty if the client ignores them
+  std::vector<TokenId> stop_token_ids;  // the client's
 };
 
 // Ranges of single fields, then what ties fields together (min_tokens <= max_tokens, ids within the

@@ -1,0 +1,2 @@
+quire_test(sampling_params_test DEPS sampling)
+quire_test(sampling_reference_test DEPS sampling)
