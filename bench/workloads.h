@@ -26,8 +26,9 @@ struct Workload {
 // name: "W1" single stream (32 + 128 tokens), "W2" prefill (1024 + 1), "W3" batch (64 requests of
 // 128 + 128 at once), "W4" shared prefix (64 requests of 512 shared + 32 own + 64 at once).
 // Every repeat has fresh tokens, W4's prefix included, so that nothing is cached from the last one.
-// Ids are uniform over the vocabulary less its first 300 and last fifth, where special tokens sit.
-// ERRORS: kInvalidArgument naming an unknown workload, a negative repeat or a vocabulary below 512.
+// Ids are uniform over the vocabulary less its start (300 ids, or a quarter of a small one) and its
+// last fifth, where special tokens sit.
+// ERRORS: kInvalidArgument naming an unknown workload, a negative repeat or a vocabulary below 16.
 absl::StatusOr<Workload> MakeWorkload(std::string_view name, int repeat, int32_t vocab_size,
                                       uint64_t seed);
 

@@ -1,0 +1,1 @@
+quire_test(workloads_test DEPS bench)
