@@ -26,6 +26,7 @@ struct PrefixHash {
 PrefixHash HashPage(const PrefixHash& parent, std::span<const TokenId> tokens);
 
 // Appends the hashes of all full pages of `tokens` that `chain` does not have yet.
-void ExtendChain(std::span<const TokenId> tokens, int32_t block_size, std::vector<PrefixHash>& chain);
+void ExtendChain(std::span<const TokenId> tokens, int32_t block_size,
+                 std::vector<PrefixHash>& chain);
 
 }  // namespace quire

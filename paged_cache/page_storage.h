@@ -1,0 +1,79 @@
+// paged_cache/page_storage.h -- the bytes of the cache pages of every pool.
+//
+// One anonymous mapping per pool, aligned to 2 MiB for huge pages; the kernel gives it memory when
+// a page is first written, so a big pool costs nothing until it is used. Layout [num_usable + 1,
+// page_bytes]: the null page has an address, too, but nothing may be read from it as data.
+//
+// Used by the executor on the engine thread; kernels write into it from worker threads through
+// base().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "paged_cache/cache_layout.h"
+#include "paged_cache/page_copy.h"
+#include "paged_cache/page_pool.h"
+
+namespace quire {
+
+// Offsets into a pool pass 2^32; both factors are widened before they are multiplied.
+inline std::byte* PageAddress(std::byte* base, PageId page, size_t page_bytes) {
+  return base + static_cast<size_t>(page) * page_bytes;
+}
+
+class PageStorage {
+ public:
+  // Without pools: for a dry run; base() is null.
+  PageStorage() = default;
+  ~PageStorage();
+  PageStorage(const PageStorage&) = delete;
+  PageStorage& operator=(const PageStorage&) = delete;
+
+  // num_usable[i]: pages of layout.pools[i], the null page not included.
+  // ERRORS: kInvalidArgument for sizes that overflow, kResourceExhausted if it cannot be mapped;
+  // both name pool, pages and bytes.
+  static absl::StatusOr<std::unique_ptr<PageStorage>> Create(const CacheLayout& layout,
+                                                             std::span<const int32_t> num_usable);
+
+  // First byte of the pool's page 0; null for a pool that is not there (dry run).
+  std::byte* base(int32_t pool) const {
+    return static_cast<size_t>(pool) < pools_.size() ? pools_[static_cast<size_t>(pool)].base
+                                                     : nullptr;
+  }
+  size_t page_bytes(int32_t pool) const {
+    return static_cast<size_t>(pool) < pools_.size() ? pools_[static_cast<size_t>(pool)].page_bytes
+                                                     : 0;
+  }
+  std::byte* page(int32_t pool, PageId id) const {
+    return PageAddress(base(pool), id, page_bytes(pool));
+  }
+  size_t num_pools() const { return pools_.size(); }
+
+  // Runs the copies in their order. REQUIRES: before anything else of the step is written.
+  void Copy(std::span<const PageCopy> copies);
+
+  // Debugging: fills a page with 0xFF bytes, which are NaN in every float type in use.
+  void Poison(int32_t pool, PageId id);
+  // Debugging, after Copy: poisons the pages that `pools` (with record_freed) freed since the last
+  // call, but for targets of `copies`. Sources of this step's copies may be among the freed ones,
+  // so this must not run any earlier.
+  void PoisonFreed(std::span<PagePool> pools, std::span<const PageCopy> copies);
+
+ private:
+  struct Pool {
+    std::byte* base = nullptr;
+    size_t page_bytes = 0;
+    size_t num_pages = 0;  // the null page included
+    void* mapping = nullptr;
+    size_t mapping_bytes = 0;
+  };
+  std::vector<Pool> pools_;
+};
+
+}  // namespace quire
