@@ -14,8 +14,8 @@
 // Element type kv_dtype (F32, BF16 or F16). All offsets are 64 bit. Slots that no table names are
 // never read: they may hold NaN.
 //
-// Exactness (C1): a score is one fma chain over d ascending; keys are walked in tiles of kKeyTile at
-// absolute multiples, partial results of key splits of kKeySplit at absolute multiples merge in
+// Exactness (C1): a score is one fma chain over d ascending; keys are walked in tiles of kKeyTile
+// at absolute multiples, partial results of key splits of kKeySplit at absolute multiples merge in
 // ascending order. Nothing depends on the number of rows, sequences, threads or on the chunking.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
@@ -60,6 +60,7 @@ struct AttentionShape {
   float softmax_scale = 0.0f;
   float logit_softcap = 0.0f;  // 0 = off
   DType kv_dtype = DType::kF32;
+  bool bidirectional = false;  // a query also sees the keys behind it (encoders, cross-attention)
 };
 
 // One layer's tensors. Not owned.
@@ -67,11 +68,11 @@ struct AttentionArgs {
   const float* q = nullptr;  // [num_tokens, num_heads, head_dim]
   const std::byte* k_base = nullptr;
   const std::byte* v_base = nullptr;
-  int64_t page_stride = 0;               // bytes from page p to p + 1
-  const float* sinks = nullptr;          // [num_heads] or null: extra logit in the denominator
-  const float* alibi_slopes = nullptr;   // [num_heads] or null: adds slope * (key pos - query pos)
-  float* out = nullptr;                  // [num_tokens, num_heads, head_dim_v]
-  float* lse = nullptr;                  // [num_tokens, num_heads] or null; sink left out
+  int64_t page_stride = 0;              // bytes from page p to p + 1
+  const float* sinks = nullptr;         // [num_heads] or null: extra logit in the denominator
+  const float* alibi_slopes = nullptr;  // [num_heads] or null: adds slope * (key pos - query pos)
+  float* out = nullptr;                 // [num_tokens, num_heads, head_dim_v]
+  float* lse = nullptr;                 // [num_tokens, num_heads] or null; sink left out
   // eager only: [num_tokens, num_heads, max_seqlen_k], zeros where masked; else must be null.
   float* weights = nullptr;
 };
@@ -81,6 +82,15 @@ constexpr int32_t FirstVisible(const AttentionShape& s, int32_t pos) {
   if (s.chunk > 0) return pos / s.chunk * s.chunk;
   if (s.window > 0) return pos + 1 > s.window ? pos + 1 - s.window : 0;
   return 0;
+}
+
+// One past the last key position that query position `pos` of a sequence of `seqlen_k` keys may see.
+constexpr int32_t EndVisible(const AttentionShape& s, int32_t pos, int32_t seqlen_k) {
+  if (s.chunk > 0 && s.bidirectional) {
+    const int32_t end = (pos / s.chunk + 1) * s.chunk;
+    return end < seqlen_k ? end : seqlen_k;
+  }
+  return s.bidirectional || pos + 1 > seqlen_k ? seqlen_k : pos + 1;
 }
 
 struct KvWrite {
@@ -109,9 +119,10 @@ struct WorkItem {
 };
 
 struct AttentionPlan {
-  std::vector<WorkItem> items;    // capacity is reused from step to step
-  std::vector<WorkItem> merges;   // rows whose partial results are merged after `items`
-  size_t workspace_bytes = 0;     // the caller's arena provides it
+  std::vector<WorkItem> items;   // capacity is reused from step to step
+  std::vector<WorkItem> merges;  // rows whose partial results are merged after `items`
+  size_t workspace_bytes = 0;    // the caller's arena provides it, 64-byte aligned
+  int32_t num_threads = 0;       // as planned; run()'s pool may not have more
 };
 
 // One backend = one row in kernels/attention_table.cc.

@@ -13,8 +13,8 @@ namespace quire::kernels {
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (offset + weight). offset is 1 for gemma, else 0.
 // x and out: [rows, dim], row strides in floats; out may be x.
-void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps, int64_t rows,
-             int64_t dim, float* out, int64_t ldout, ThreadPool& pool);
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+             int64_t rows, int64_t dim, float* out, int64_t ldout, ThreadPool& pool);
 
 // Rotary embedding in place. x: [rows, num_heads, head_dim]; the first rotary_dim of each head are
 // rotated. cos, sin: [rows, rotary_dim / 2], attention scaling already multiplied in.
@@ -32,10 +32,14 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu };
 void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
                      float* out, ThreadPool& pool);
 
-// A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0.
+// A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0, and
+// below -87 it is 0 (no denormals).
 float ExpF32(float x);
+// The same, bit for bit, for n values with the ISA in use; out may be x.
+void ExpRow(const float* x, int64_t n, float* out);
 
-// dst[copies[i].dst page] = src page, whole pages of page_bytes; runs over the pool.
+// dst[copies[i].dst page] = src page, whole pages of page_bytes; runs over the pool, in any order:
+// no page is written twice, or both read and written.
 struct PageCopyArgs {
   int32_t src;
   int32_t dst;

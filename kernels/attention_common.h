@@ -1,0 +1,39 @@
+// kernels/attention_common.h -- checks and numbers that the attention backends share. No math.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention.h"
+
+namespace quire::kernels {
+
+// OK if the shape is one that the paged layout can hold.
+// ERRORS: kInvalidArgument for impossible shapes, kUnimplemented for types without a layout.
+absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size);
+
+// Query tokens of a sequence, and the position of its first one (negative if it has fewer keys).
+inline int32_t NumQueries(const AttentionMetadata& m, int32_t seq) {
+  const auto i = static_cast<size_t>(seq);
+  return m.cu_seqlens_q[i + 1] - m.cu_seqlens_q[i];
+}
+inline int32_t FirstPosition(const AttentionMetadata& m, int32_t seq) {
+  return m.seqlens_k[static_cast<size_t>(seq)] - NumQueries(m, seq);
+}
+
+inline int32_t MaxSeqlenK(const AttentionMetadata& m) {
+  int32_t longest = 0;
+  for (const int32_t n : m.seqlens_k) longest = std::max(longest, n);
+  return longest;
+}
+
+// Byte address of page `page`: 64-bit products, since pools exceed 2^31 elements.
+template <typename T>
+T* PageAddress(T* base, int64_t page, int64_t page_stride) {
+  return base + page * page_stride;
+}
+
+extern const AttentionBackend kEagerAttention;
+extern const AttentionBackend kFlashAttention;
+
+}  // namespace quire::kernels

@@ -1,0 +1,66 @@
+// kernels/attention_kv.cc -- writing keys and values into pages, and how many bytes they take there.
+#include <algorithm>
+
+#include "kernels/attention_common.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr int64_t kTokensPerTask = 32;
+
+size_t PageBytes(const AttentionShape& s, int32_t dim, int32_t page_size) {
+  const size_t count = static_cast<size_t>(s.num_kv_heads) * static_cast<size_t>(dim) *
+                       static_cast<size_t>(page_size);
+  return (BytesFor(s.kv_dtype, count) + 63) / 64 * 64;
+}
+
+template <DType kType>
+void Put(std::byte* p, int64_t i, float x) {
+  if constexpr (kType == DType::kF32) {
+    reinterpret_cast<float*>(p)[i] = x;
+  } else {
+    reinterpret_cast<uint16_t*>(p)[i] = kType == DType::kBF16 ? FloatToBF16(x) : FloatToF16(x);
+  }
+}
+
+template <DType kType>
+void WriteToken(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
+                int64_t token) {
+  const int64_t slot = m.write_table[static_cast<size_t>(token)];
+  DCHECK(slot >= 0, "write slot {} of token {}", slot, token);
+  const int64_t page = slot / m.page_size;
+  const int64_t offset = slot % m.page_size;
+  std::byte* const k_page = PageAddress(w.k_base, page, w.page_stride);
+  std::byte* const v_page = PageAddress(w.v_base, page, w.page_stride);
+  const int64_t k_row = int64_t{s.num_kv_heads} * s.head_dim;
+  const float* k = w.k + token * k_row;
+  for (int64_t i = 0; i < k_row; ++i) Put<kType>(k_page, i * m.page_size + offset, k[i]);
+  const float* v = w.v + token * s.num_kv_heads * s.head_dim_v;
+  for (int64_t h = 0; h < s.num_kv_heads; ++h) {
+    const int64_t first = (h * m.page_size + offset) * s.head_dim_v;
+    for (int64_t i = 0; i < s.head_dim_v; ++i) Put<kType>(v_page, first + i, *v++);
+  }
+}
+
+}  // namespace
+
+size_t KeyPageBytes(const AttentionShape& s, int32_t page_size) {
+  return PageBytes(s, s.head_dim, page_size);
+}
+size_t ValuePageBytes(const AttentionShape& s, int32_t page_size) {
+  return PageBytes(s, s.head_dim_v, page_size);
+}
+
+void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
+             ThreadPool& pool) {
+  const auto write = s.kv_dtype == DType::kF32    ? WriteToken<DType::kF32>
+                     : s.kv_dtype == DType::kBF16 ? WriteToken<DType::kBF16>
+                                                  : WriteToken<DType::kF16>;
+  const int64_t tasks = (m.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  pool.ParallelFor(tasks, [&](int64_t task, int32_t) {
+    const int64_t end = std::min<int64_t>(m.num_tokens, (task + 1) * kTokensPerTask);
+    for (int64_t i = task * kTokensPerTask; i < end; ++i) write(m, s, w, i);
+  });
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,527 @@
+// kernels/cpu/attention_flash-inl.h -- the inner loops of `flash`, once per ISA
+// (foreach_isa-inl.h).
+//
+// For each split of 512 keys: scores of all rows (register blocks of rows x keys), one softmax pass
+// per row, then sums of values (register blocks of rows x dims). Keys and values are read from
+// their pages; only 16-bit types, pages of 8 and odd value widths pass through a small tile.
+//
+// What a row's result depends on (C1): a score is one fma chain over d; a split's sum runs in 16
+// lanes, lane = key % 16, then a fixed tree; values are added key by key, ascending; splits merge
+// in ascending order. Blocking over rows and tiles decides only when a number is computed. Lanes of
+// keys that a row does not see are dropped by selection, never multiplied by zero.
+
+namespace quire::kernels::QUIRE_ISA {
+
+struct FlashPass {
+  int32_t num_rows;
+  int32_t lo[kFlashRows];  // visible keys of each row, within the item's key range
+  int32_t hi[kFlashRows];
+  float run_max[kFlashRows];
+  float run_sum[kFlashRows];
+  float max[kFlashRows];  // of the current split
+  float sum[kFlashRows];
+  int32_t from[kFlashRows];  // keys of the current split
+  int32_t to[kFlashRows];
+};
+
+// s[r][key] = scale * sum over d of q[d][r] * k[d][key]: R rows, NV vectors of 16 keys.
+template <int R, int NV>
+inline void ScoreBlock(const float* q, const float* const* k, int64_t k_stride, int32_t head_dim,
+                       float scale, float* s) {
+  Vec acc[R][NV];
+  QUIRE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL
+    for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
+  }
+  for (int32_t d = 0; d < head_dim; ++d) {
+    Vec key[NV];
+    QUIRE_UNROLL
+    for (int v = 0; v < NV; ++v) key[v] = Load(k[v] + d * k_stride);
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vec x = Set1(q[d * R + r]);
+      QUIRE_UNROLL
+      for (int v = 0; v < NV; ++v) acc[r][v] = Fma(x, key[v], acc[r][v]);
+    }
+  }
+  const Vec by = Set1(scale);
+  QUIRE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL
+    for (int v = 0; v < NV; ++v) Store(Mul(acc[r][v], by), s + r * kFlashLdScores + v * 16);
+  }
+}
+
+// acc[r][dim] += sum over keys of p[r][key] * v[key][dim]: R rows, NV vectors of 16 dims.
+template <int R, int NV>
+inline void ValueBlock(const float* p, int32_t num_keys, const float* v, int64_t v_stride,
+                       float* acc, int32_t ld_acc) {
+  Vec sum[R][NV];
+  QUIRE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL
+    for (int i = 0; i < NV; ++i) sum[r][i] = Load(acc + r * ld_acc + i * 16);
+  }
+  for (int32_t key = 0; key < num_keys; ++key) {
+    Vec x[NV];
+    QUIRE_UNROLL
+    for (int i = 0; i < NV; ++i) x[i] = Load(v + key * v_stride + i * 16);
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vec w = Set1(p[r * kFlashLdScores + key]);
+      QUIRE_UNROLL
+      for (int i = 0; i < NV; ++i) sum[r][i] = Fma(w, x[i], sum[r][i]);
+    }
+  }
+  QUIRE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL
+    for (int i = 0; i < NV; ++i) Store(sum[r][i], acc + r * ld_acc + i * 16);
+  }
+}
+
+template <int R>
+inline void ScoreRows(const float* q, const float* const* k, int64_t k_stride, int v0, int v1,
+                      int32_t head_dim, float scale, float* s) {
+  while (v0 < v1) {
+    if constexpr (kMaxVecs >= 4) {
+      if (v1 - v0 >= 4) {
+        ScoreBlock<R, 4>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+        v0 += 4;
+        continue;
+      }
+      if (v1 - v0 >= 2) {
+        ScoreBlock<R, 2>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+        v0 += 2;
+        continue;
+      }
+    }
+    ScoreBlock<R, 1>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+    ++v0;
+  }
+}
+
+template <int R>
+inline void ValueRows(const float* p, int32_t num_keys, const float* v, int64_t v_stride,
+                      int32_t dv16, float* acc) {
+  int32_t dim = 0;
+  if constexpr (kMaxVecs >= 4) {
+    for (; dim + 64 <= dv16; dim += 64) {
+      ValueBlock<R, 4>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+    }
+    for (; dim + 32 <= dv16; dim += 32) {
+      ValueBlock<R, 2>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+    }
+  }
+  for (; dim < dv16; dim += 16) {
+    ValueBlock<R, 1>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+  }
+}
+
+inline void ScoreDispatch(int rows, const float* q, const float* const* k, int64_t k_stride, int v0,
+                          int v1, int32_t head_dim, float scale, float* s) {
+  switch (rows) {
+    case 1:
+      return ScoreRows<1>(q, k, k_stride, v0, v1, head_dim, scale, s);
+    case 2:
+      return ScoreRows<2>(q, k, k_stride, v0, v1, head_dim, scale, s);
+    case 3:
+      return ScoreRows<3>(q, k, k_stride, v0, v1, head_dim, scale, s);
+    case 4:
+      return ScoreRows<4>(q, k, k_stride, v0, v1, head_dim, scale, s);
+    case 5:
+      return ScoreRows<5>(q, k, k_stride, v0, v1, head_dim, scale, s);
+    default:
+      return ScoreRows<6>(q, k, k_stride, v0, v1, head_dim, scale, s);
+  }
+}
+
+inline void ValueDispatch(int rows, const float* p, int32_t num_keys, const float* v,
+                          int64_t v_stride, int32_t dv16, float* acc) {
+  switch (rows) {
+    case 1:
+      return ValueRows<1>(p, num_keys, v, v_stride, dv16, acc);
+    case 2:
+      return ValueRows<2>(p, num_keys, v, v_stride, dv16, acc);
+    case 3:
+      return ValueRows<3>(p, num_keys, v, v_stride, dv16, acc);
+    case 4:
+      return ValueRows<4>(p, num_keys, v, v_stride, dv16, acc);
+    case 5:
+      return ValueRows<5>(p, num_keys, v, v_stride, dv16, acc);
+    default:
+      return ValueRows<6>(p, num_keys, v, v_stride, dv16, acc);
+  }
+}
+
+inline Vec LoadKv(DType type, const std::byte* p) {
+  if (type == DType::kF32) return Load(reinterpret_cast<const float*>(p));
+  const auto* h = reinterpret_cast<const uint16_t*>(p);
+  return type == DType::kBF16 ? LoadBF16(h) : LoadF16(h);
+}
+
+inline float LoadKvOne(DType type, const std::byte* p) {
+  if (type == DType::kF32) return *reinterpret_cast<const float*>(p);
+  const uint16_t h = *reinterpret_cast<const uint16_t*>(p);
+  return type == DType::kBF16 ? BF16ToFloat(h) : F16ToFloat(h);
+}
+
+// Where one kv head's keys and values of a sequence are.
+struct FlashPages {
+  const int32_t* table;
+  const std::byte* k;  // of page 0, this kv head
+  const std::byte* v;
+  int64_t page_stride;
+  int32_t page_size;
+  int32_t size;  // bytes per element
+  DType type;
+
+  const std::byte* Page(const std::byte* base, int32_t key) const {
+    return base + int64_t{table[key / page_size]} * page_stride;
+  }
+};
+
+// Keys of a tile that begins at `t0` as vectors of 16, in place where the layout allows; vectors
+// outside [lo, hi) are left alone and must not be used. Returns the stride from d to d + 1.
+inline int64_t KeyTile(const FlashPages& pages, int32_t head_dim, int32_t t0, int32_t lo,
+                       int32_t hi, float* tile, const float** k) {
+  const int32_t ps = pages.page_size;
+  const bool in_place = pages.type == DType::kF32 && ps >= 16;
+  for (int32_t v = 0; v < kKeyTile / 16; ++v) {
+    const int32_t key = t0 + v * 16;
+    if (key + 16 <= lo || key >= hi) continue;
+    const std::byte* src = pages.Page(pages.k, key) + int64_t{key % ps} * pages.size;
+    if (in_place) {
+      k[v] = reinterpret_cast<const float*>(src);
+      continue;
+    }
+    k[v] = tile + v * 16;
+    if (ps >= 16) {
+      for (int32_t d = 0; d < head_dim; ++d) {
+        Store(LoadKv(pages.type, src + int64_t{d} * ps * pages.size), tile + d * kKeyTile + v * 16);
+      }
+      continue;
+    }
+    for (int32_t half = 0; half < 2; ++half) {  // page_size is 8
+      const int32_t first = key + half * 8;
+      if (first + 8 <= lo || first >= hi) continue;
+      src = pages.Page(pages.k, first);
+      for (int32_t d = 0; d < head_dim; ++d) {
+        for (int32_t i = 0; i < 8; ++i) {
+          tile[d * kKeyTile + v * 16 + half * 8 + i] =
+              LoadKvOne(pages.type, src + (int64_t{d} * 8 + i) * pages.size);
+        }
+      }
+    }
+  }
+  return in_place ? ps : kKeyTile;
+}
+
+// Values of the keys [from, to), which lie in one page, as rows of floats padded to dv16.
+inline const float* ValueRun(const FlashPages& pages, int32_t dv, int32_t dv16, int32_t from,
+                             int32_t to, float* tile) {
+  const std::byte* src =
+      pages.Page(pages.v, from) + int64_t{from % pages.page_size} * dv * pages.size;
+  if (pages.type == DType::kF32 && dv == dv16) return reinterpret_cast<const float*>(src);
+  for (int32_t key = from; key < to; ++key, src += int64_t{dv} * pages.size) {
+    float* dst = tile + int64_t{key - from} * dv16;
+    int32_t d = 0;
+    for (; d + 16 <= dv; d += 16) Store(LoadKv(pages.type, src + d * pages.size), dst + d);
+    for (; d < dv; ++d) dst[d] = LoadKvOne(pages.type, src + d * pages.size);
+    for (; d < dv16; ++d) dst[d] = 0.0f;
+  }
+  return tile;
+}
+
+// Turns a row's scores of the keys [a, b) of the split into exp(score - max); lanes outside of it
+// become 0. `s` is the row's first score, key `split`.
+inline void SoftmaxRow(const AttentionShape& shape, float* s, int32_t split, int32_t a, int32_t b,
+                       int32_t pos, const float* slope, float* max_out, float* sum_out) {
+  const int32_t v0 = (a - split) / 16;
+  const int32_t v1 = (b - split + 15) / 16;
+  const Vec minus_inf = Set1(-__builtin_inff());
+  const Vec cap = Set1(shape.logit_softcap);
+  Vec max = minus_inf;
+  for (int32_t v = v0; v < v1; ++v) {
+    const int32_t key = split + v * 16;
+    Vec x = Load(s + v * 16);
+    if (shape.logit_softcap > 0.0f) x = Mul(cap, Tanh(Div(x, cap)));
+    if (slope != nullptr) {
+      float distance[16];
+      for (int32_t i = 0; i < 16; ++i) distance[i] = static_cast<float>(key + i - pos);
+      x = Fma(Set1(*slope), Load(distance), x);
+    }
+    if (key < a || key + 16 > b) {
+      x = KeepLanes(x, a > key ? a - key : 0, b < key + 16 ? b - key : 16, minus_inf);
+    }
+    Store(x, s + v * 16);
+    max = Max(x, max);
+  }
+  const float m = ReduceMax(max);
+  *max_out = m;
+  *sum_out = 0.0f;
+  if (m == -__builtin_inff()) return;
+  const Vec shift = Set1(m);
+  Vec sum = Zero();
+  for (int32_t v = v0; v < v1; ++v) {
+    const Vec p = Exp(Sub(Load(s + v * 16), shift));
+    Store(p, s + v * 16);
+    sum = Add(sum, p);
+  }
+  *sum_out = ReduceAdd(sum);
+}
+
+inline float ExpOne(float x) {
+  float r[16];
+  Store(Exp(Set1(x)), r);
+  return r[0];
+}
+
+// Adds a split's (max, sum, acc) to a row's running result.
+inline void MergePartial(float max, float sum, const float* acc, int32_t dv16, float* run_max,
+                         float* run_sum, float* run_acc) {
+  if (max == -__builtin_inff()) return;
+  if (*run_max == -__builtin_inff()) {
+    *run_max = max;
+    *run_sum = sum;
+    for (int32_t d = 0; d < dv16; d += 16) Store(Load(acc + d), run_acc + d);
+    return;
+  }
+  const float top = *run_max > max ? *run_max : max;
+  const float old_by = ExpOne(*run_max - top);
+  const float new_by = ExpOne(max - top);
+  const Vec x = Set1(old_by);
+  const Vec y = Set1(new_by);
+  for (int32_t d = 0; d < dv16; d += 16) {
+    Store(Fma(Load(run_acc + d), x, Mul(Load(acc + d), y)), run_acc + d);
+  }
+  *run_sum = __builtin_fmaf(*run_sum, old_by, sum * new_by);
+  *run_max = top;
+}
+
+inline void FinishRow(const AttentionShape& s, const AttentionArgs& a, int64_t row, int32_t head,
+                      float max, float sum, const float* acc) {
+  float* out = a.out + (row * s.num_heads + head) * s.head_dim_v;
+  float scale = 0.0f;
+  float lse = -__builtin_inff();
+  if (max != -__builtin_inff()) {
+    lse = max + static_cast<float>(__builtin_log(static_cast<double>(sum)));
+    if (a.sinks != nullptr) {
+      const float sink = a.sinks[head];
+      const float top = sink > max ? sink : max;
+      const float by = ExpOne(max - top);
+      scale = by / __builtin_fmaf(sum, by, ExpOne(sink - top));
+    } else {
+      scale = 1.0f / sum;
+    }
+    int32_t d = 0;
+    const Vec x = Set1(scale);
+    for (; d + 16 <= s.head_dim_v; d += 16) Store(Mul(Load(acc + d), x), out + d);
+    if (d < s.head_dim_v) StoreN(Mul(Load(acc + d), x), out + d, s.head_dim_v - d);
+  } else {
+    for (int32_t d = 0; d < s.head_dim_v; ++d) out[d] = 0.0f;
+  }
+  if (a.lse != nullptr) a.lse[row * s.num_heads + head] = lse;
+}
+
+// Scores of all rows for the keys of one split.
+inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                       int32_t split, int32_t lo, int32_t hi) {
+  const AttentionShape& s = *t.s;
+  const float* k[kKeyTile / 16] = {};
+  for (int32_t t0 = lo / kKeyTile * kKeyTile; t0 < hi; t0 += kKeyTile) {
+    const int64_t stride = KeyTile(pages, s.head_dim, t0, lo, hi, t.scratch.keys, k);
+    for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
+      const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
+      // Ranges grow with the row's position: the block's union is [first from, last to).
+      int32_t from = pass.from[r];
+      int32_t to = pass.to[r + rows - 1];
+      if (from < t0) from = t0;
+      if (to > t0 + kKeyTile) to = t0 + kKeyTile;
+      if (from >= to) continue;
+      ScoreDispatch(rows, t.scratch.q + int64_t{r} * s.head_dim, k, stride, (from - t0) / 16,
+                    (to - t0 + 15) / 16, s.head_dim, s.softmax_scale,
+                    t.scratch.scores + r * kFlashLdScores + (t0 - split));
+    }
+  }
+}
+
+// Sums of values of all rows for the keys of one split, run by run: a run is in one page and tile.
+inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                       int32_t split, int32_t lo, int32_t hi) {
+  const AttentionShape& s = *t.s;
+  const int32_t dv16 = FlashDv16(s);
+  const int32_t unit = pages.page_size < kKeyTile ? pages.page_size : kKeyTile;
+  for (int32_t k0 = lo; k0 < hi;) {
+    int32_t k1 = (k0 / unit + 1) * unit;
+    if (k1 > hi) k1 = hi;
+    const float* v = ValueRun(pages, s.head_dim_v, dv16, k0, k1, t.scratch.values);
+    const int64_t stride = dv16;
+    for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
+      const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
+      // Keys that all rows see go through the register block; the rest row by row, in order.
+      int32_t from = k0;
+      int32_t to = k1;
+      for (int32_t i = r; i < r + rows; ++i) {
+        if (pass.from[i] > from) from = pass.from[i];
+        if (pass.to[i] < to) to = pass.to[i];
+      }
+      const bool shared = from < to;
+      for (int32_t i = r; i < r + rows; ++i) {
+        const int32_t a = pass.from[i] > k0 ? pass.from[i] : k0;
+        int32_t b = pass.to[i] < k1 ? pass.to[i] : k1;
+        if (shared && b > from) b = from;
+        if (a < b) {
+          ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (a - split), b - a,
+                       v + (a - k0) * stride, stride, dv16, t.scratch.acc + i * dv16);
+        }
+      }
+      if (!shared) continue;
+      ValueDispatch(rows, t.scratch.scores + r * kFlashLdScores + (from - split), to - from,
+                    v + (from - k0) * stride, stride, dv16, t.scratch.acc + r * dv16);
+      for (int32_t i = r; i < r + rows; ++i) {
+        const int32_t b = pass.to[i] < k1 ? pass.to[i] : k1;
+        if (to < b) {
+          ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (to - split), b - to,
+                       v + (to - k0) * stride, stride, dv16, t.scratch.acc + i * dv16);
+        }
+      }
+    }
+    k0 = k1;
+  }
+}
+
+// One pass: rows [first, first + num_rows) of the item against the item's keys.
+inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t first,
+                          int32_t num_rows) {
+  const AttentionMetadata& m = *t.m;
+  const AttentionShape& s = *t.s;
+  const WorkItem& item = t.item;
+  const int32_t group = s.num_heads / s.num_kv_heads;
+  const int32_t dv16 = FlashDv16(s);
+  const int32_t seqlen_q = m.cu_seqlens_q[item.seq + 1] - m.cu_seqlens_q[item.seq];
+  const int32_t seqlen_k = m.seqlens_k[item.seq];
+  const int64_t row0 = m.cu_seqlens_q[item.seq] + item.first_q;
+  const int32_t end_k = item.first_k + item.num_k;
+
+  FlashPass pass;
+  pass.num_rows = num_rows;
+  int32_t item_lo = end_k;
+  int32_t item_hi = item.first_k;
+  for (int32_t r = 0; r < num_rows; ++r) {
+    const int32_t token = (first + r) / group;
+    const int32_t pos = seqlen_k - seqlen_q + item.first_q + token;
+    const int32_t lo = FirstVisible(s, pos);
+    const int32_t hi = EndVisible(s, pos, seqlen_k);
+    pass.lo[r] = lo > item.first_k ? lo : item.first_k;
+    pass.hi[r] = hi < end_k ? hi : end_k;
+    if (pass.lo[r] < pass.hi[r]) {
+      item_lo = pass.lo[r] < item_lo ? pass.lo[r] : item_lo;
+      item_hi = pass.hi[r] > item_hi ? pass.hi[r] : item_hi;
+    }
+    pass.run_max[r] = -__builtin_inff();
+    pass.run_sum[r] = 0.0f;
+    // Queries of a register block are interleaved: [head_dim][rows of the block].
+    const int32_t block = r / kFlashRowBlock * kFlashRowBlock;
+    const int32_t rows = num_rows - block < kFlashRowBlock ? num_rows - block : kFlashRowBlock;
+    const int32_t head = item.kv_head * group + (first + r) % group;
+    const float* q = t.a->q + ((row0 + token) * s.num_heads + head) * s.head_dim;
+    float* dst = t.scratch.q + int64_t{block} * s.head_dim + (r - block);
+    for (int32_t d = 0; d < s.head_dim; ++d) dst[d * rows] = q[d];
+  }
+
+  const int64_t item_rows = int64_t{item.num_q} * group;
+  for (int32_t split = item.first_k / kKeySplit * kKeySplit; split < end_k; split += kKeySplit) {
+    const int32_t lo = item_lo > split ? item_lo : split;
+    const int32_t hi = item_hi < split + kKeySplit ? item_hi : split + kKeySplit;
+    for (int32_t r = 0; r < num_rows; ++r) {
+      pass.from[r] = pass.lo[r] > split ? pass.lo[r] : split;
+      pass.to[r] = pass.hi[r] < split + kKeySplit ? pass.hi[r] : split + kKeySplit;
+      // An empty range stays empty and keeps the order that ScoreSplit relies on.
+      if (pass.to[r] < split) pass.to[r] = split;
+      pass.max[r] = -__builtin_inff();
+      pass.sum[r] = 0.0f;
+    }
+    if (lo < hi) {
+      ScoreSplit(t, pages, pass, split, lo, hi);
+      for (int32_t r = 0; r < num_rows; ++r) {
+        if (pass.from[r] < pass.to[r]) {
+          const int32_t pos = seqlen_k - seqlen_q + item.first_q + (first + r) / group;
+          const int32_t head = item.kv_head * group + (first + r) % group;
+          SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, split, pass.from[r], pass.to[r], pos,
+                     t.a->alibi_slopes != nullptr ? t.a->alibi_slopes + head : nullptr,
+                     &pass.max[r], &pass.sum[r]);
+        }
+        if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
+        for (int32_t d = 0; d < dv16; d += 16) Store(Zero(), t.scratch.acc + r * dv16 + d);
+      }
+      ValueSplit(t, pages, pass, split, lo, hi);
+    }
+    for (int32_t r = 0; r < num_rows; ++r) {
+      const float* acc = t.scratch.acc + r * dv16;
+      if (item.partial < 0) {
+        MergePartial(pass.max[r], pass.sum[r], acc, dv16, &pass.run_max[r], &pass.run_sum[r],
+                     t.scratch.run_acc + r * dv16);
+        continue;
+      }
+      const int64_t n = (split - item.first_k / kKeySplit * kKeySplit) / kKeySplit;
+      float* out =
+          t.partials + item.partial + (n * item_rows + first + r) * (kFlashPartialHead + dv16);
+      out[0] = pass.max[r];
+      out[1] = pass.sum[r];
+      if (pass.max[r] == -__builtin_inff()) continue;
+      for (int32_t d = 0; d < dv16; d += 16) Store(Load(acc + d), out + kFlashPartialHead + d);
+    }
+  }
+  if (item.partial >= 0) return;
+  for (int32_t r = 0; r < num_rows; ++r) {
+    FinishRow(s, *t.a, row0 + (first + r) / group, item.kv_head * group + (first + r) % group,
+              pass.run_max[r], pass.run_sum[r], t.scratch.run_acc + r * dv16);
+  }
+}
+
+void FlashItem(const FlashTask& t) {
+  const AttentionShape& s = *t.s;
+  const int32_t ps = t.m->page_size;
+  const auto size = static_cast<int32_t>(InfoOf(s.kv_dtype).block_bytes);
+  const FlashPages pages = {
+      .table = &t.m->read_table[static_cast<size_t>(t.item.seq) *
+                                static_cast<size_t>(t.m->max_pages_per_seq)],
+      .k = t.a->k_base + int64_t{t.item.kv_head} * s.head_dim * ps * size,
+      .v = t.a->v_base + int64_t{t.item.kv_head} * s.head_dim_v * ps * size,
+      .page_stride = t.a->page_stride,
+      .page_size = ps,
+      .size = size,
+      .type = s.kv_dtype,
+  };
+  const int32_t rows = t.item.num_q * (s.num_heads / s.num_kv_heads);
+  for (int32_t first = 0; first < rows; first += kFlashRows) {
+    FlashRowsPass(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+  }
+}
+
+// Joins the partial results of one item's rows, split by split.
+void FlashMerge(const FlashTask& t) {
+  const AttentionShape& s = *t.s;
+  const WorkItem& item = t.item;
+  const int32_t group = s.num_heads / s.num_kv_heads;
+  const int32_t dv16 = FlashDv16(s);
+  const int64_t stride = kFlashPartialHead + dv16;
+  const int64_t rows = int64_t{item.num_q} * group;
+  const int32_t first_split = item.first_k / kKeySplit;
+  const int32_t end_split = (item.first_k + item.num_k + kKeySplit - 1) / kKeySplit;
+  const int64_t row0 = t.m->cu_seqlens_q[item.seq] + item.first_q;
+  for (int64_t r = 0; r < rows; ++r) {
+    float max = -__builtin_inff();
+    float sum = 0.0f;
+    for (int32_t n = 0; n < end_split - first_split; ++n) {
+      const float* part = t.partials + item.partial + (n * rows + r) * stride;
+      MergePartial(part[0], part[1], part + kFlashPartialHead, dv16, &max, &sum, t.scratch.run_acc);
+    }
+    FinishRow(s, *t.a, row0 + r / group, item.kv_head * group + static_cast<int32_t>(r % group),
+              max, sum, t.scratch.run_acc);
+  }
+}
+
+}  // namespace quire::kernels::QUIRE_ISA

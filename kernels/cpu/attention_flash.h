@@ -1,0 +1,44 @@
+// kernels/cpu/attention_flash.h -- what the planner of `flash` hands to its inner loops.
+//
+// Called by kernels/attention_flash.cc only. A worker processes a work item in passes of at most
+// kFlashRows rows; a row is one (query token, query head) pair of the item's kv head, token-major.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+
+namespace quire::kernels {
+
+inline constexpr int32_t kFlashRows = 48;
+inline constexpr int32_t kFlashRowBlock = 6;               // rows per register block
+inline constexpr int32_t kFlashLdScores = kKeySplit + 16;  // floats; not a power of two: cache sets
+inline constexpr int32_t kFlashPartialHead = 16;  // floats before a partial's sums: max, sum
+
+// Scratch of one worker; all pointers 64-byte aligned.
+struct FlashScratch {
+  float* q;        // [row blocks][head_dim][rows of the block]
+  float* scores;   // [kFlashRows, kFlashLdScores]
+  float* acc;      // [kFlashRows, dv16]: sums of one split
+  float* run_acc;  // [kFlashRows, dv16]: sums over splits
+  float* keys;     // [head_dim, kKeyTile]
+  float* values;   // [kKeyTile, dv16]
+};
+
+struct FlashTask {
+  const AttentionMetadata* m;
+  const AttentionShape* s;
+  const AttentionArgs* a;
+  WorkItem item;
+  FlashScratch scratch;
+  float* partials;  // of the whole run; used if item.partial >= 0
+};
+
+// Values of one row, padded to whole vectors.
+constexpr int32_t FlashDv16(const AttentionShape& s) { return (s.head_dim_v + 15) / 16 * 16; }
+// One partial result: max and sum at floats 0 and 1, then the row's sums.
+constexpr int64_t FlashPartialFloats(const AttentionShape& s) {
+  return kFlashPartialHead + FlashDv16(s);
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,90 @@
+// kernels/cpu/vec_avx2-inl.h -- 16 float lanes in two registers; meanings in vec_portable-inl.h.
+// Included by foreach_isa-inl.h only, inside its AVX2 region.
+#pragma once
+
+namespace quire::kernels::avx2 {
+
+inline constexpr int kMaxVecs = 1;  // 6 rows x 2 registers of sums, of 16
+
+struct Vec {
+  __m256 lo, hi;
+};
+
+inline Vec Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+// Lanes [0, n) of 8 all ones; n may lie outside 0..8.
+inline __m256i FirstLanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+inline Vec Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline Vec LoadN(const float* p, int n) {
+  return {_mm256_maskload_ps(p, FirstLanes(n)), _mm256_maskload_ps(p + 8, FirstLanes(n - 8))};
+}
+inline void Store(Vec x, float* p) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+inline void StoreN(Vec x, float* p, int n) {
+  _mm256_maskstore_ps(p, FirstLanes(n), x.lo);
+  _mm256_maskstore_ps(p + 8, FirstLanes(n - 8), x.hi);
+}
+inline __m256 LoadBF16x8(const uint16_t* p) {
+  const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+inline Vec LoadBF16(const uint16_t* p) { return {LoadBF16x8(p), LoadBF16x8(p + 8)}; }
+inline Vec LoadF16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+
+inline Vec Fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Vec Sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Vec Mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec Div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline Vec Abs(Vec a) {
+  const __m256 bit = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(bit, a.lo), _mm256_andnot_ps(bit, a.hi)};
+}
+inline Vec CopySign(Vec magnitude, Vec sign) {
+  const __m256 bit = _mm256_set1_ps(-0.0f);
+  return {_mm256_or_ps(_mm256_andnot_ps(bit, magnitude.lo), _mm256_and_ps(bit, sign.lo)),
+          _mm256_or_ps(_mm256_andnot_ps(bit, magnitude.hi), _mm256_and_ps(bit, sign.hi))};
+}
+inline Vec SelectLt(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+inline Vec KeepLanes(Vec x, int lo, int hi, Vec y) {
+  const __m256i a = _mm256_andnot_si256(FirstLanes(lo), FirstLanes(hi));
+  const __m256i b = _mm256_andnot_si256(FirstLanes(lo - 8), FirstLanes(hi - 8));
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_castsi256_ps(a)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_castsi256_ps(b))};
+}
+inline __m256 AddExponent8(__m256 p, __m256 t) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+inline Vec AddExponent(Vec p, Vec t) {
+  return {AddExponent8(p.lo, t.lo), AddExponent8(p.hi, t.hi)};
+}
+
+inline float ReduceAdd(Vec x) {
+  const __m256 a = _mm256_add_ps(x.lo, x.hi);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float ReduceMax(Vec x) {
+  const __m256 a = _mm256_max_ps(x.lo, x.hi);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+}  // namespace quire::kernels::avx2

@@ -1,0 +1,67 @@
+// kernels/cpu/vec_avx512-inl.h -- 16 float lanes in one register; meanings in vec_portable-inl.h.
+// Included by foreach_isa-inl.h only, inside its AVX-512 region.
+#pragma once
+
+namespace quire::kernels::avx512 {
+
+inline constexpr int kMaxVecs = 4;
+
+struct Vec {
+  __m512 v;
+};
+
+inline Vec Set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec Zero() { return {_mm512_setzero_ps()}; }
+inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+inline Vec Load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec LoadN(const float* p, int n) { return {_mm512_maskz_loadu_ps(FirstLanes(n), p)}; }
+inline void Store(Vec x, float* p) { _mm512_storeu_ps(p, x.v); }
+inline void StoreN(Vec x, float* p, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), x.v); }
+inline Vec LoadBF16(const uint16_t* p) {
+  const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+}
+inline Vec LoadF16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+inline Vec Fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec Add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec Sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec Mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec Div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec Max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec Abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+inline Vec CopySign(Vec magnitude, Vec sign) {
+  const __m512 bit = _mm512_set1_ps(-0.0f);
+  return {_mm512_or_ps(_mm512_andnot_ps(bit, magnitude.v), _mm512_and_ps(bit, sign.v))};
+}
+inline Vec SelectLt(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+inline Vec KeepLanes(Vec x, int lo, int hi, Vec y) {
+  const __mmask16 keep = static_cast<__mmask16>(FirstLanes(hi) & ~FirstLanes(lo));
+  return {_mm512_mask_blend_ps(keep, y.v, x.v)};
+}
+inline Vec AddExponent(Vec p, Vec t) {
+  return {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(p.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
+}
+
+inline float ReduceAdd(Vec x) {
+  const __m256 lo = _mm512_castps512_ps256(x.v);
+  const __m256 a = _mm256_add_ps(lo, _mm512_extractf32x8_ps(x.v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float ReduceMax(Vec x) {
+  const __m256 lo = _mm512_castps512_ps256(x.v);
+  const __m256 a = _mm256_max_ps(lo, _mm512_extractf32x8_ps(x.v, 1));
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+}  // namespace quire::kernels::avx512

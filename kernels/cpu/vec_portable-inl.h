@@ -1,0 +1,93 @@
+// kernels/cpu/vec_portable-inl.h -- 16 float lanes in plain C++: the row that runs everywhere, and
+// the definition of what each operation of the other rows means.
+//
+// Included by foreach_isa-inl.h only. Every operation here gives the same bits in each ISA's file.
+#pragma once
+
+namespace quire::kernels::portable {
+
+inline constexpr int kMaxVecs = 1;  // vectors of 16 keys or dims per register block
+
+struct Vec {
+  float lane[16];
+};
+
+inline Vec Set1(float x) {
+  Vec r;
+  for (float& e : r.lane) e = x;
+  return r;
+}
+inline Vec Zero() { return Set1(0.0f); }
+
+inline Vec Load(const float* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = p[i];
+  return r;
+}
+// The first n lanes, zero in the others, which are not read.
+inline Vec LoadN(const float* p, int n) {
+  Vec r = Zero();
+  for (int i = 0; i < n; ++i) r.lane[i] = p[i];
+  return r;
+}
+inline void Store(Vec x, float* p) {
+  for (int i = 0; i < 16; ++i) p[i] = x.lane[i];
+}
+inline void StoreN(Vec x, float* p, int n) {
+  for (int i = 0; i < n; ++i) p[i] = x.lane[i];
+}
+inline Vec LoadBF16(const uint16_t* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = BF16ToFloat(p[i]);
+  return r;
+}
+inline Vec LoadF16(const uint16_t* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = F16ToFloat(p[i]);
+  return r;
+}
+
+#define QUIRE_LANEWISE(name, params, expr)         \
+  inline Vec name params {                         \
+    Vec r;                                         \
+    for (int i = 0; i < 16; ++i) r.lane[i] = expr; \
+    return r;                                      \
+  }
+QUIRE_LANEWISE(Fma, (Vec a, Vec b, Vec c), __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]))
+QUIRE_LANEWISE(Add, (Vec a, Vec b), a.lane[i] + b.lane[i])
+QUIRE_LANEWISE(Sub, (Vec a, Vec b), a.lane[i] - b.lane[i])
+QUIRE_LANEWISE(Mul, (Vec a, Vec b), a.lane[i] * b.lane[i])
+QUIRE_LANEWISE(Div, (Vec a, Vec b), a.lane[i] / b.lane[i])
+// b if either is NaN, as the x86 instruction has it.
+QUIRE_LANEWISE(Max, (Vec a, Vec b), a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i])
+QUIRE_LANEWISE(Abs, (Vec a), __builtin_fabsf(a.lane[i]))
+QUIRE_LANEWISE(CopySign, (Vec magnitude, Vec sign),
+               __builtin_copysignf(magnitude.lane[i], sign.lane[i]))
+// a < b ? x : y
+QUIRE_LANEWISE(SelectLt, (Vec a, Vec b, Vec x, Vec y),
+               a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i])
+// x where lo <= lane < hi, else y. Lanes that are not kept may be anything, NaN included.
+QUIRE_LANEWISE(KeepLanes, (Vec x, int lo, int hi, Vec y), i >= lo && i < hi ? x.lane[i] : y.lane[i])
+// p * 2^n for n in the low bits of t (see Exp); by integer arithmetic on the exponent.
+QUIRE_LANEWISE(AddExponent, (Vec p, Vec t),
+               std::bit_cast<float>(std::bit_cast<uint32_t>(p.lane[i]) +
+                                    (std::bit_cast<uint32_t>(t.lane[i]) << 23)))
+#undef QUIRE_LANEWISE
+
+// Lanes are joined as a tree: i with i + 8, then + 4, + 2, + 1.
+inline float ReduceAdd(Vec x) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.lane[i] += x.lane[i + half];
+  }
+  return x.lane[0];
+}
+inline float ReduceMax(Vec x) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      x.lane[i] = x.lane[i] > x.lane[i + half] ? x.lane[i] : x.lane[i + half];
+    }
+  }
+  return x.lane[0];
+}
+
+}  // namespace quire::kernels::portable
