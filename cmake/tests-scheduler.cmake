@@ -1,0 +1,1 @@
+quire_test(scheduler_test DEPS scheduler)

@@ -1,0 +1,129 @@
+// scheduler/admission.cc -- commands: who may join the queue, and who leaves before the next step.
+#include <algorithm>
+
+#include "scheduler/scheduler.h"
+
+namespace quire {
+namespace {
+
+template <typename... Visitors>
+struct Overloaded : Visitors... {
+  using Visitors::operator()...;
+};
+template <typename... Visitors>
+Overloaded(Visitors...) -> Overloaded<Visitors...>;
+
+}  // namespace
+
+void Scheduler::Apply(Command command, std::vector<TokenEvent>& events) {
+  CHECK(in_flight_.empty(), "commands are applied between steps");
+  std::visit(Overloaded{
+                 [&](Submit& submit) { Admit(std::move(submit), events); },
+                 [&](Cancel& cancel) {
+                   const auto it = requests_.find(cancel.request);
+                   if (it != requests_.end()) {
+                     EndRequest(*it->second, cancel.reason, cancel.error, events);
+                   }
+                 },
+                 [&](Finish& finish) { CutBranch(finish, events); },
+                 [&](AdminCall& admin) { admin.call(*this); },
+             },
+             command);
+}
+
+// What pools and limits allow at all, whatever else runs. Everything in 64 bits: the sums come from
+// clients.
+absl::Status Scheduler::CanEverRun(const Request& request) const {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t max_tokens = request.stop.max_tokens;
+  const int32_t n = request.sampling.n;
+  if (prompt < 1) return InvalidArgument("prompt has 0 tokens, must have at least 1");
+  if (max_tokens < 1) return InvalidArgument("max_tokens={} must be at least 1", max_tokens);
+  if (n < 1 || n > options_.max_num_seqs) {
+    return InvalidArgument("n={} must be in [1, {}] (max_num_seqs)", n, options_.max_num_seqs);
+  }
+  if (prompt + max_tokens > options_.max_model_len) {
+    return InvalidArgument(
+        "prompt has {} tokens, limit is {} (max_model_len={} - max_tokens={}); shorten the prompt "
+        "or lower max_tokens",
+        prompt, options_.max_model_len - max_tokens, options_.max_model_len, max_tokens);
+  }
+  const PageNeed need =
+      blocks_.WorstCasePages(static_cast<int32_t>(prompt), static_cast<int32_t>(max_tokens), n);
+  for (size_t i = 0; i < need.size(); ++i) {
+    const int32_t capacity = blocks_.pools()[i].num_usable();
+    if (need[i] > capacity) {
+      return InvalidArgument(
+          "request needs {} blocks, the pool has {} (prompt of {} tokens, max_tokens={}, n={}); "
+          "lower max_tokens or n, or raise num_blocks",
+          need[i], capacity, prompt, max_tokens, n);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
+  auto live = std::make_unique<LiveRequest>();
+  live->request = std::move(submit.request);
+  const Request& request = *live->request;
+  live->order = next_order_++;
+  live->branches.resize(static_cast<size_t>(std::max(request.sampling.n, 1)));
+  live->num_open = live->n();
+  live->stats.prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  ++counters_.submitted;
+  ++queued_requests_;
+
+  absl::Status fits = CanEverRun(request);
+  if (fits.ok() && queued_requests_ > options_.max_queued_requests) {
+    fits = Error(absl::StatusCode::kResourceExhausted,
+                 "max_queued_requests={} are waiting already; retry later",
+                 options_.max_queued_requests);
+  }
+  const auto inserted = requests_.try_emplace(request.id, std::move(live));
+  CHECK(inserted.second, "request id {} is in use", request.id);
+  LiveRequest& stored = *inserted.first->second;
+  if (request.deadline != Clock::time_point::max()) {
+    deadlines_.emplace(request.deadline, request.id);
+  }
+  if (!fits.ok()) {
+    EndRequest(stored, FinishReason::kError, fits, events);
+    return;
+  }
+  auto seq = std::make_unique<Sequence>();
+  seq->id = next_sequence_++;
+  seq->request = stored.request;
+  seq->tokens = request.prompt;
+  waiting_.emplace(stored.key(*seq), LiveSeq{&stored, seq.get()});
+  stored.branches[0].seq = std::move(seq);
+}
+
+// The edge saw a stop string end inside the branch's text; tokens after that never happened. They
+// may have been sampled since, even up to the branch's own end: then only the count is corrected.
+void Scheduler::CutBranch(const Finish& finish, std::vector<TokenEvent>& events) {
+  const auto it = requests_.find(finish.request);
+  if (it == requests_.end()) return;
+  LiveRequest& live = *it->second;
+  if (!live.forked || finish.branch < 0 || finish.branch >= live.n()) return;  // nothing sampled
+  LiveBranch& branch = live.branches[static_cast<size_t>(finish.branch)];
+  branch.num_output_tokens = std::clamp(finish.num_output_tokens, 0, branch.num_output_tokens);
+  if (branch.finish == FinishReason::kNone) {
+    TokenEvent event{.kind = TokenEvent::Kind::kFinished};
+    EndBranch(live, finish.branch, FinishReason::kStop, std::move(event), events);
+  }
+}
+
+bool Scheduler::SharesPrefixes(const Request& request) const {
+  return options_.enable_prefix_caching && !request.bypass_prefix_cache;
+}
+
+// Joined so that no two different inputs give the same bytes: each part is preceded by its length.
+std::string Scheduler::RootKey(const Request& request) const {
+  const int32_t prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  const std::string regime =
+      options_.rope_regime == nullptr ? std::string() : options_.rope_regime(prompt_tokens);
+  return fmt::format("{}:{}{}:{}{}:{}{}", options_.fingerprint.size(), options_.fingerprint,
+                     request.cache_salt.size(), request.cache_salt, regime.size(), regime,
+                     SharesPrefixes(request) ? std::string("s") : fmt::format("p{}", request.id));
+}
+
+}  // namespace quire

@@ -1,0 +1,165 @@
+#include "scheduler/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace quire {
+
+Engine::Engine(Scheduler& scheduler, Executor& executor, Publish publish, OnFatal on_fatal)
+    : scheduler_(scheduler),
+      executor_(executor),
+      publish_(std::move(publish)),
+      on_fatal_(std::move(on_fatal)),
+      max_queued_(scheduler.options().max_queued_requests),
+      inbox_(static_cast<size_t>(max_queued_)) {}
+
+Engine::~Engine() {
+  if (!thread_.joinable()) return;
+  Drain(Clock::time_point::min());
+  Join();
+}
+
+void Engine::Start() {
+  CHECK(!thread_.joinable() && !closed_, "an engine is started once");
+  accepting_ = true;
+  thread_ = std::thread([this] { Loop(); });
+}
+
+bool Engine::TryEnter() {
+  int32_t entered = entered_.load(std::memory_order_relaxed);
+  do {
+    if (entered >= max_queued_ || !accepting()) return false;
+  } while (!entered_.compare_exchange_weak(entered, entered + 1, std::memory_order_relaxed));
+  return true;
+}
+
+void Engine::Leave() { entered_.fetch_sub(1, std::memory_order_relaxed); }
+
+bool Engine::Post(Submit submit) {
+  const std::lock_guard lock(post_mutex_);
+  return accepting() && inbox_.TryPush(std::move(submit));
+}
+
+void Engine::PostCancel(Cancel cancel) { ForcePost(std::move(cancel)); }
+void Engine::PostFinish(Finish finish) { ForcePost(finish); }
+bool Engine::PostAdminCall(AdminCall call) { return ForcePost(std::move(call)); }
+
+bool Engine::ForcePost(Command command) {
+  const std::lock_guard lock(post_mutex_);
+  if (closed_) return false;
+  inbox_.ForcePush(std::move(command));
+  return true;
+}
+
+void Engine::Drain(Clock::time_point deadline) {
+  const std::lock_guard lock(post_mutex_);
+  accepting_ = false;
+  drain_.requested = true;
+  drain_.deadline = std::min(drain_.deadline, deadline);
+  if (!closed_) inbox_.ForcePush(AdminCall{[](Scheduler&) {}});  // wakes an idle engine
+}
+
+void Engine::Join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+EngineSnapshot Engine::snapshot() const {
+  const std::lock_guard lock(snapshot_mutex_);
+  return snapshot_;
+}
+
+Engine::DrainRequest Engine::drain_request() const {
+  const std::lock_guard lock(post_mutex_);
+  return drain_;
+}
+
+void Engine::Loop() {
+  absl::Status fatal;
+  while (fatal.ok()) {
+    // Read before the inbox is: what was posted before a drain is seen by the step that sees the
+    // drain, so an idle engine may end.
+    const DrainRequest drain = drain_request();
+    fatal = Step(drain);
+    if (drain.requested && scheduler_.idle()) break;
+  }
+  Close(fatal);
+}
+
+// A request's life, one line per stage.
+absl::Status Engine::Step(const DrainRequest& drain) {
+  absl::Status fatal;
+  // With nothing to run, sleeps until a command comes; with requests left there is always something
+  // to run, so the deadline is a second line of defence.
+  inbox_.Drain(commands_, /*wait=*/scheduler_.idle() && !drain.requested, {},
+               scheduler_.next_deadline());
+  for (Command& command : commands_) scheduler_.Apply(std::move(command), events_);
+  commands_.clear();
+  if (drain.requested && Clock::now() >= drain.deadline) {
+    scheduler_.EndAll(FinishReason::kCancelled,
+                      absl::UnavailableError("the server is shutting down; retry elsewhere"),
+                      events_);
+  }
+  const ScheduledBatch batch = scheduler_.Schedule(events_);
+  if (!batch.empty()) {
+    const absl::StatusOr<StepOutput> output = executor_.Run(batch);
+    if (output.ok()) {
+      scheduler_.Commit(batch, *output, events_);
+    } else {
+      scheduler_.Fail(batch, output.status(), events_);
+      if (output.status().code() == absl::StatusCode::kUnavailable) {
+        fatal = output.status();
+        scheduler_.EndAll(FinishReason::kError, fatal, events_);
+      }
+    }
+  }
+  PublishEvents();
+#ifdef QUIRE_DEBUG_CHECKS
+  const bool audit = true;
+#else
+  const bool audit = scheduler_.idle();
+#endif
+  if (audit) {
+    const absl::Status sound = scheduler_.Audit();
+    CHECK(sound.ok(), "{}", Message(sound));
+  }
+  return fatal;
+}
+
+// Also without a step: after cancels alone the gauges must fall, too.
+void Engine::PublishEvents() {
+  EngineSnapshot next;
+  next.scheduler = scheduler_.stats();
+  for (const PagePool& pool : std::as_const(scheduler_).blocks().pools()) {
+    next.pools.push_back({.num_usable = pool.num_usable(),
+                          .num_used = pool.num_active(),
+                          .num_cached = pool.num_cached(),
+                          .num_free = pool.num_blank()});
+  }
+  const int64_t left = next.scheduler.left_queue;
+  entered_.fetch_sub(static_cast<int32_t>(left - std::exchange(places_returned_, left)),
+                     std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(snapshot_mutex_);
+    std::swap(snapshot_, next);
+  }
+  if (!events_.empty()) publish_(events_);
+  events_.clear();
+}
+
+void Engine::Close(const absl::Status& fatal) {
+  {
+    const std::lock_guard lock(post_mutex_);
+    accepting_ = false;
+    closed_ = true;
+  }
+  // After a drain there are at most late cancels and admin calls; after a lost device there may be
+  // requests, too.
+  inbox_.Drain(commands_, /*wait=*/false, {});
+  for (Command& command : commands_) scheduler_.Apply(std::move(command), events_);
+  commands_.clear();
+  scheduler_.EndAll(FinishReason::kError, fatal, events_);
+  PublishEvents();
+  if (!fatal.ok() && on_fatal_ != nullptr) on_fatal_(fatal);
+}
+
+}  // namespace quire

@@ -1,0 +1,122 @@
+// scheduler/engine.h -- the one thread that owns every sequence, page table and page.
+//
+//   edge threads --Post*--> inbox --> [ Apply -> Schedule -> Executor::Run -> Commit ] --publish-->
+//   edge
+//
+// A request's way in: TryEnter() before its prompt is tokenized, so that a full queue refuses in no
+// time; then Post(), or Leave() if there is nothing to post after all. The place taken by TryEnter
+// is given back when the request is first scheduled or has ended.
+//
+// Everything below the inbox is touched by the engine's thread alone and has no locks. What other
+// threads may call is marked so; the rest is private.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/status.h"
+#include "scheduler/executor.h"
+#include "scheduler/scheduler.h"
+
+namespace quire {
+
+struct PoolSnapshot {
+  int32_t num_usable = 0;  // used + cached + free
+  int32_t num_used = 0;    // in page tables
+  int32_t num_cached = 0;  // only in the prefix index: evicted when a page is wanted
+  int32_t num_free = 0;
+};
+
+// As of the last step or command; what a router and a metrics page look at.
+struct EngineSnapshot {
+  SchedulerStats scheduler;
+  std::vector<PoolSnapshot> pools;  // in the order of CacheLayout::pools
+};
+
+class Engine {
+ public:
+  // Engine thread. All events of a step, in order; never empty. Must not block.
+  using Publish = std::function<void(std::span<const TokenEvent>)>;
+  // Engine thread, last thing it does: the device is lost. All requests have ended by then.
+  using OnFatal = std::function<void(const absl::Status&)>;
+
+  // `scheduler` and `executor` outlive the engine, and nobody else touches them from Start() on.
+  Engine(Scheduler& scheduler, Executor& executor, Publish publish, OnFatal on_fatal = nullptr);
+  // Drains at once if that has not been done.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void Start();
+
+  // Any thread. Takes one of max_queued_requests places; false if there is none (the edge answers
+  // RESOURCE_EXHAUSTED) or if accepting() is false (UNAVAILABLE). Lock-free.
+  [[nodiscard]] bool TryEnter();
+  // Any thread. Gives the place back. REQUIRES: TryEnter() was true and no Post() was true since.
+  void Leave();
+  // Any thread. False before Start, while draining and after the end.
+  bool accepting() const { return accepting_.load(std::memory_order_relaxed); }
+
+  // Any thread. False if the inbox is full or the engine doesn't accept: no event will come, and
+  // the caller still holds its place. REQUIRES: TryEnter() was true.
+  [[nodiscard]] bool Post(Submit submit);
+  // Any thread; never lost while the engine runs. After its end there is nothing to cancel any
+  // more, so the first two are dropped; PostAdminCall is false and `call` is not going to run.
+  void PostCancel(Cancel cancel);
+  void PostFinish(Finish finish);
+  [[nodiscard]] bool PostAdminCall(AdminCall call);
+
+  // Any thread; returns at once. Stops accepting, finishes what was accepted, and at `deadline`
+  // cancels the rest (kCancelled, error kUnavailable). Then the thread ends. A second call can only
+  // bring the deadline forward.
+  void Drain(Clock::time_point deadline);
+  // Waits for the thread's end. One caller, not the engine thread.
+  void Join();
+
+  // Any thread. Up to date when an event is published: who sees a request's last event sees its
+  // pages free.
+  EngineSnapshot snapshot() const;
+
+ private:
+  struct DrainRequest {
+    bool requested = false;
+    Clock::time_point deadline = Clock::time_point::max();
+  };
+
+  void Loop();
+  absl::Status Step(const DrainRequest& drain);
+  void Close(const absl::Status& fatal);
+  void PublishEvents();
+  bool ForcePost(Command command);
+  DrainRequest drain_request() const;
+
+  Scheduler& scheduler_;
+  Executor& executor_;
+  const Publish publish_;
+  const OnFatal on_fatal_;
+  const int32_t max_queued_;
+
+  std::atomic<bool> accepting_{false};
+  std::atomic<int32_t> entered_{0};  // places taken by TryEnter
+  BoundedQueue<Command> inbox_;      // has a lock of its own
+  mutable std::mutex post_mutex_;    // orders posts against Drain and the end
+  DrainRequest drain_;               // guarded by post_mutex_
+  bool closed_ = false;              // guarded by post_mutex_
+  mutable std::mutex snapshot_mutex_;
+  EngineSnapshot snapshot_;  // guarded by snapshot_mutex_
+
+  // Engine thread only.
+  std::vector<Command> commands_;   // reused every step
+  std::vector<TokenEvent> events_;  // reused every step
+  int64_t places_returned_ = 0;     // of SchedulerStats::left_queue
+
+  std::thread thread_;
+};
+
+}  // namespace quire

@@ -1,0 +1,173 @@
+// scheduler/schedule.cc -- plans one step: who computes how many tokens, and who must give way.
+#include <algorithm>
+
+#include "scheduler/scheduler.h"
+
+namespace quire {
+
+ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
+  CHECK(in_flight_.empty(), "the step before was neither committed nor failed");
+  ExpireDeadlines(events);
+  ScheduledBatch batch;
+  // When somebody lacked pages, those that are free now are his: the victim, first in the queue,
+  // would only take them back.
+  if (ScheduleRunning(batch)) ScheduleWaiting(batch, events);
+  CHECK(!batch.empty() || idle(), "I10: nothing can run, {} requests wait", requests_.size());
+  if (!batch.empty()) ++counters_.steps;
+  counters_.scheduled_tokens += batch.num_tokens;
+  counters_.page_copies += static_cast<int64_t>(batch.copies.size());
+  return batch;
+}
+
+void Scheduler::ExpireDeadlines(std::vector<TokenEvent>& events) {
+  if (deadlines_.empty()) return;
+  const Clock::time_point now = now_();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto it = requests_.find(deadlines_.begin()->second);
+    EndRequest(*it->second, FinishReason::kDeadline, absl::OkStatus(), events);
+  }
+}
+
+bool Scheduler::ScheduleRunning(ScheduledBatch& batch) {
+  const auto is_decode = [](const LiveSeq& s) { return s.num_remaining() == 1; };
+  // Tokens kept back for decodes that come later in order.
+  int32_t reserved = static_cast<int32_t>(std::count_if(
+      running_.begin(), running_.end(), [&](const auto& item) { return is_decode(item.second); }));
+  bool all_fit = true;
+  for (auto it = running_.begin(); it != running_.end(); ++it) {
+    const LiveSeq s = it->second;
+    if (is_decode(s)) --reserved;
+    const int32_t room = options_.max_num_batched_tokens - batch.num_tokens - reserved;
+    const int32_t num_tokens = std::min(s.num_remaining(), room);
+    if (num_tokens <= 0) continue;
+    const int32_t first = s.seq->num_computed_tokens;
+    bool fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
+    while (!fits && std::next(it) != running_.end()) {
+      const auto victim = std::prev(running_.end());
+      if (is_decode(victim->second)) --reserved;
+      Preempt(victim);
+      all_fit = false;
+      fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
+    }
+    if (fits) {
+      AddToBatch(s, num_tokens, batch);
+    } else {
+      // The last in order keeps its pages and waits for those before it; they will preempt it if
+      // they need them. Alone it can't fail: its worst case fits in the pool.
+      CHECK(it != running_.begin(), "I10: request {} doesn't fit alone", s.live->request->id);
+      all_fit = false;
+    }
+  }
+  return all_fit;
+}
+
+void Scheduler::ScheduleWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
+  while (!waiting_.empty() && batch.num_tokens < options_.max_num_batched_tokens &&
+         StartFirstWaiting(batch, events)) {
+  }
+}
+
+// Moves the first of the queue to the running set if there is a place for all its branches and
+// pages for all its known tokens; else changes nothing.
+bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
+  const LiveSeq s = waiting_.begin()->second;
+  Sequence& seq = *s.seq;
+  const Request& request = *s.live->request;
+  if (slots_taken_ + s.live->slots() > options_.max_num_seqs) return false;
+
+  // The root is looked up each time: it may have gone with the last page of a preempted request.
+  const bool shared = SharesPrefixes(request);
+  const RootId root = blocks_.InternRoot(RootKey(request), /*keep=*/shared);
+  ExtendChain(seq.tokens, blocks_.block_size(), seq.page_hashes);
+  PrefixHit hit = blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes);
+  seq.tables = std::move(hit.tables);
+  seq.num_computed_tokens = hit.num_tokens;
+  const int32_t num_tokens =
+      std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
+  const bool fits = (running_.empty() || FitsNow(s)) &&
+                    blocks_.Grow(seq.tables, seq.num_computed_tokens,
+                                 seq.num_computed_tokens + num_tokens, batch.copies);
+  if (!fits) {
+    CHECK(!running_.empty(), "I10: request {} doesn't fit alone", request.id);
+    seq.tables = SequenceTables{};
+    seq.num_computed_tokens = 0;
+    return false;
+  }
+
+  waiting_.erase(waiting_.begin());
+  running_.emplace(s.live->key(seq), s);
+  seq.status = SequenceStatus::kRunning;
+  slots_taken_ += s.live->slots();
+  if (s.live->admitted) {
+    counters_.resume_hit_tokens += hit.num_tokens;
+  } else {
+    s.live->admitted = true;
+    s.live->first_scheduled = now_();
+    --queued_requests_;
+    ++counters_.left_queue;
+    counters_.prefix_query_tokens += seq.num_prompt_tokens();
+    counters_.prefix_hit_tokens += hit.num_tokens;
+    RequestStats& stats = s.live->stats;
+    stats.cached_tokens = hit.num_tokens;
+    stats.queue_us = std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(
+                                              s.live->first_scheduled - request.arrival)
+                                              .count());
+    events.push_back({.request = request.id, .kind = TokenEvent::Kind::kAccepted, .stats = stats});
+  }
+  AddToBatch(s, num_tokens, batch);
+  return true;
+}
+
+// Whether `next` can be computed up to its known tokens beside what running prompts still need,
+// with the watermark left. An estimate that spares a step-by-step fight for pages; Grow has the
+// last word.
+bool Scheduler::FitsNow(const LiveSeq& next) const {
+  const std::span<const PagePool> pools = blocks_.pools();
+  std::vector<int32_t> free(pools.size());
+  for (size_t i = 0; i < pools.size(); ++i) {
+    const int32_t capacity = pools[i].num_usable();
+    free[i] = pools[i].num_available() - static_cast<int32_t>(options_.watermark * capacity);
+  }
+  const auto take = [&](const LiveSeq& s) {
+    const int32_t branches = s.live->forked ? 1 : s.live->n();
+    PageNeed need = blocks_.WorstCasePages(s.seq->num_tokens(), 1, branches);
+    const std::vector<GroupLayout>& groups = blocks_.layout().groups;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::span<const PageId> held = s.seq->tables.groups[g].ids();
+      need[static_cast<size_t>(groups[g].pool)] -= static_cast<int32_t>(
+          std::count_if(held.begin(), held.end(), [](PageId page) { return page != kNullPage; }));
+    }
+    for (size_t i = 0; i < need.size(); ++i) free[i] -= std::max(0, need[i]);
+  };
+  for (const auto& [key, s] : running_) {
+    if (s.num_remaining() > 1) take(s);
+  }
+  take(next);
+  return std::all_of(free.begin(), free.end(), [](int32_t pages) { return pages >= 0; });
+}
+
+void Scheduler::AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch) {
+  const bool reaches_end = num_tokens == s.num_remaining();
+  batch.seqs.push_back({.seq = s.seq,
+                        .first_pos = s.seq->num_computed_tokens,
+                        .num_tokens = num_tokens,
+                        .num_samples = reaches_end ? s.live->slots() : 0});
+  batch.num_tokens += num_tokens;
+  in_flight_.push_back(s);
+}
+
+// Its tokens and page hashes stay; pages that are still cached are found again when it comes back.
+void Scheduler::Preempt(SeqSet::iterator victim) {
+  const LiveSeq s = victim->second;
+  const OrderKey key = victim->first;
+  running_.erase(victim);
+  slots_taken_ -= s.live->slots();
+  s.seq->tables = SequenceTables{};
+  s.seq->num_computed_tokens = 0;
+  s.seq->status = SequenceStatus::kWaiting;
+  waiting_.emplace(key, s);
+  ++s.live->stats.preemptions;
+  ++counters_.preemptions;
+}
+
+}  // namespace quire
