@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "models/config.h"
@@ -17,6 +18,8 @@ struct LoadedCheckpoint {
   std::unique_ptr<WeightSource> weights;
   // `weights` itself if the checkpoint is a GGUF file, for the tokenizer's metadata; else null.
   const GgufFile* gguf = nullptr;
+  // Worth a line in the start-up log: weight files that were ignored.
+  std::vector<std::string> notes;
 };
 
 // ERRORS: kNotFound, kInvalidArgument (file, field, value, limit), kUnimplemented (architecture,
