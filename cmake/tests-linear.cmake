@@ -1,0 +1,2 @@
+quire_test(dequant_test DEPS kernels)
+quire_test(linear_test DEPS kernels)

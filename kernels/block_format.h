@@ -1,0 +1,102 @@
+// kernels/block_format.h -- the block types of GGUF as plain numbers, and how a packed panel holds
+// them. Used by dequant.cc, linear_pack.cc and the kernels in cpu/; any thread.
+//
+// Every block type is runs of 32 values ("sub-blocks") of small unsigned or signed codes:
+//     w = (d * sc) * (code - offset) + min,   min = m for Q4_1 and Q5_1, -(dmin * mn) for K types
+// All products before the last sum are exact in float32 (11 bits of fp16 x 6..8 bits of scale x
+// 4..8 bits of code, 24 at most), so one fma gives the same value as multiply, then add.
+//
+// A packed panel is kPanel = 64 columns (rows of W) over all k:
+//   plain types   [k][64] elements
+//   block types   one record per block of the file:
+//     d    [64] fp16
+//     m    [64] fp16                     if has_min
+//     then for each sub-block of the block (1, or 8 for K types):
+//       sc [kScales][64] int8 or uint8   K types; Q6_K has two, for 16 values each
+//       mn [64] uint8                    K types with a min
+//       low nibbles [4][64] uint32       4, 5, 6 bit: nibble j of word g is value 8 g + j
+//       high bits   [64] uint32          5 bit: bit i is value i
+//                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of word h are value 16 h + i
+//       or codes    [32][64] int8        8 bit
+// Sources: ggml's block structs as PyPI's `gguf` reads them (gguf/quants.py).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "kernels/linear.h"
+
+namespace quire::kernels {
+
+inline constexpr int32_t kSubBlock = 32;
+
+struct BlockFormat {
+  int32_t bits = 0;        // of a code: 4, 5, 6, 8; 0 for plain types
+  int32_t offset = 0;      // subtracted from the code; Q8_0's codes are signed already
+  bool has_min = false;    // Q4_1, Q5_1, Q4_K, Q5_K
+  int32_t num_scales = 0;  // integer scales per sub-block: 0, or 1, or 2 for Q6_K
+  int32_t sub_blocks = 0;  // per block of the file
+
+  constexpr bool is_block() const { return bits != 0; }
+  constexpr size_t header_bytes() const { return kPanel * 2u * (has_min ? 2u : 1u); }
+  constexpr size_t mins_offset() const { return kPanel * static_cast<size_t>(num_scales); }
+  // From the start of a sub-block to its codes.
+  constexpr size_t codes_offset() const {
+    return mins_offset() + (has_min && num_scales > 0 ? size_t{kPanel} : 0u);
+  }
+  // From the start of a sub-block to its high bits; REQUIRES: bits is 5 or 6.
+  constexpr size_t high_offset() const { return codes_offset() + kPanel * 16u; }
+  constexpr size_t sub_block_bytes() const {
+    return codes_offset() + kPanel * static_cast<size_t>(bits) * kSubBlock / 8;
+  }
+  constexpr size_t record_bytes() const {
+    return header_bytes() + sub_block_bytes() * static_cast<size_t>(sub_blocks);
+  }
+};
+
+constexpr BlockFormat FormatOf(DType t) {
+  switch (t) {
+    case DType::kQ4_0:
+      return {.bits = 4, .offset = 8, .sub_blocks = 1};
+    case DType::kQ4_1:
+      return {.bits = 4, .has_min = true, .sub_blocks = 1};
+    case DType::kQ5_0:
+      return {.bits = 5, .offset = 16, .sub_blocks = 1};
+    case DType::kQ5_1:
+      return {.bits = 5, .has_min = true, .sub_blocks = 1};
+    case DType::kQ8_0:
+      return {.bits = 8, .sub_blocks = 1};
+    case DType::kQ4_K:
+      return {.bits = 4, .has_min = true, .num_scales = 1, .sub_blocks = 8};
+    case DType::kQ5_K:
+      return {.bits = 5, .has_min = true, .num_scales = 1, .sub_blocks = 8};
+    case DType::kQ6_K:
+      return {.bits = 6, .offset = 32, .num_scales = 2, .sub_blocks = 8};
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kI8:
+    case DType::kI32:
+    case DType::kI64:
+      return {};
+  }
+  return {};
+}
+
+// 32 consecutive values of one row.
+struct SubBlock {
+  uint16_t d = 0;              // fp16 bits
+  uint16_t m = 0;              // fp16 bits: m or dmin
+  int8_t scale[2] = {1, 1};    // of values 0..15 and 16..31
+  uint8_t min = 1;             // K types: times dmin
+  uint8_t codes[kSubBlock]{};  // Q8_0: two's complement
+};
+
+// Sub-block `sub` (0 .. sub_blocks - 1) of the block at `block`, as the file stores it.
+SubBlock ReadSubBlock(DType type, const std::byte* block, int32_t sub);
+
+// Value i (0..31) as float32.
+float ValueOf(DType type, const SubBlock& s, int32_t i);
+
+}  // namespace quire::kernels

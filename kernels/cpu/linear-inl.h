@@ -1,0 +1,310 @@
+// kernels/cpu/linear-inl.h -- the loops of a packed product, over a vector type V.
+//
+// Included by linear_{portable,avx2,avx512}.cc, each inside its own namespace and target region,
+// after the definition of
+//   struct V: F (kLanes float32), U (kLanes uint32), kFewRows, kFewVecs, kTileRows, kTileVecs and
+//   the operations used below.
+// Few rows: a weight is expanded in registers and used at once, so a decode step reads the packed
+// bytes and nothing else. Many rows: [kTileK][64] weights are expanded into a tile that stays in
+// L1, then multiplied by the rows in register blocks. Either way a sum is one chain of fma over
+// ascending k, so which loop ran, and where its blocks ended, does not show in the result.
+// No include guard and no includes: see isa_target.h.
+
+// One vector's worth of columns of a packed panel, expanded value by value in order of k.
+// Begin at every 32 values, Half at every 16, Group at every 8, Next for each.
+template <DType kType>
+struct Decoder {
+  static constexpr BlockFormat kFormat = FormatOf(kType);
+  static constexpr int64_t kRecordSubs = kFormat.sub_blocks;
+
+  // sub: index of the 32 values from the panel's start; col: first of the kLanes columns.
+  void Begin(const std::byte* panel, int64_t sub, int32_t col) {
+    const std::byte* record =
+        panel + static_cast<size_t>(sub / kRecordSubs) * kFormat.record_bytes();
+    sub_ = record + kFormat.header_bytes() +
+           static_cast<size_t>(sub % kRecordSubs) * kFormat.sub_block_bytes();
+    col_ = col;
+    d_ = V::LoadF16(record + 2 * col);
+    scale_ = d_;
+    if constexpr (kFormat.num_scales == 1) scale_ = V::Mul(d_, V::LoadI8(sub_ + col));
+    if constexpr (kFormat.has_min) min_ = V::LoadF16(record + 2 * (kPanel + col));
+    if constexpr (kFormat.has_min && kFormat.num_scales > 0) {
+      min_ = V::Neg(V::Mul(min_, V::LoadI8(sub_ + kFormat.mins_offset() + col)));
+    }
+    if constexpr (kFormat.bits == 5) high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * col);
+    if constexpr (kFormat.bits == 8) next_ = sub_ + kFormat.codes_offset() + col;
+  }
+
+  void Half(int32_t h) {
+    if constexpr (kFormat.bits == 6) {
+      high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * (kPanel * h + col_));
+      scale_ = V::Mul(d_, V::LoadI8(sub_ + kPanel * h + col_));
+    }
+  }
+
+  void Group(int32_t g) {
+    if constexpr (kFormat.bits != 8) {
+      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * g + col_));
+    }
+  }
+
+  typename V::F Next() {
+    typename V::F q;
+    if constexpr (kFormat.bits == 8) {
+      q = V::LoadI8(next_);
+      next_ += kPanel;
+    } else {
+      q = V::template Nibble<kFormat.offset>(low_);
+      low_ = V::template Shr<4>(low_);
+    }
+    if constexpr (kFormat.bits == 5) {
+      q = V::Add(q, V::HighBit(high_));
+      high_ = V::template Shr<1>(high_);
+    }
+    if constexpr (kFormat.bits == 6) {
+      q = V::Add(q, V::HighPair(high_));
+      high_ = V::template Shr<2>(high_);
+    }
+    if constexpr (kFormat.has_min) return V::Fma(scale_, q, min_);
+    return V::Mul(scale_, q);
+  }
+
+  const std::byte* sub_;
+  const std::byte* next_;
+  int32_t col_;
+  typename V::F d_, scale_, min_;
+  typename V::U low_, high_;
+};
+
+// Plain types: the element itself.
+template <DType kType>
+requires(!FormatOf(kType).is_block()) struct Decoder<kType> {
+  static constexpr size_t kBytes = static_cast<size_t>(InfoOf(kType).block_bytes);
+
+  void Begin(const std::byte* panel, int64_t sub, int32_t col) {
+    next_ =
+        panel + (static_cast<size_t>(sub) * kSubBlock * kPanel + static_cast<size_t>(col)) * kBytes;
+  }
+  void Half(int32_t) {}
+  void Group(int32_t) {}
+  typename V::F Next() {
+    const std::byte* p = next_;
+    next_ += kPanel * kBytes;
+    if constexpr (kType == DType::kF32) return V::LoadF32(p);
+    if constexpr (kType == DType::kF16) return V::LoadF16(p);
+    if constexpr (kType == DType::kBF16) return V::LoadBF16(p);
+  }
+
+  const std::byte* next_;
+};
+
+// Few rows: kRows x kVecs vectors of sums, starting at column col.
+template <DType kType, int kRows, int kVecs>
+struct Few {
+  typename V::F sum[kRows][kVecs];
+  Decoder<kType> column[kVecs];
+  const float* x[kRows];
+
+  void Step(int64_t k) {
+    typename V::F w[kVecs];
+    QUIRE_UNROLL
+    for (int v = 0; v < kVecs; ++v) w[v] = column[v].Next();
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const typename V::F xr = V::Set1(x[r][k]);
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Fma(xr, w[v], sum[r][v]);
+    }
+  }
+
+  void Run(const std::byte* panel, int64_t k_total, int32_t col) {
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Zero();
+    }
+    for (int64_t k = 0; k < k_total; k += kSubBlock) {
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) column[v].Begin(panel, k / kSubBlock, col + v * V::kLanes);
+      if (k_total - k >= kSubBlock) {
+        for (int32_t h = 0; h < 2; ++h) {
+          QUIRE_UNROLL
+          for (int v = 0; v < kVecs; ++v) column[v].Half(h);
+          for (int32_t g = 2 * h; g < 2 * h + 2; ++g) {
+            QUIRE_UNROLL
+            for (int v = 0; v < kVecs; ++v) column[v].Group(g);
+            QUIRE_UNROLL
+            for (int32_t j = 0; j < 8; ++j) Step(k + 8 * g + j);
+          }
+        }
+      } else if constexpr (!FormatOf(kType).is_block()) {
+        for (int64_t j = k; j < k_total; ++j) Step(j);
+      }
+    }
+  }
+};
+
+template <DType kType, int kRows>
+void RunFew(const std::byte* panel, int64_t k, const float* x, int64_t ldx, float* c) {
+  for (int32_t col = 0; col < kPanel; col += V::kFewVecs * V::kLanes) {
+    Few<kType, kRows, V::kFewVecs> few;
+    for (int r = 0; r < kRows; ++r) few.x[r] = x + r * ldx;
+    few.Run(panel, k, col);
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < V::kFewVecs; ++v) {
+        V::Store(c + r * kPanel + col + v * V::kLanes, few.sum[r][v]);
+      }
+    }
+  }
+}
+
+// tile: [num_k][kPanel] float32, the panel's values k0 .. k0 + num_k - 1; k0 is a multiple of 32.
+template <DType kType>
+void ExpandTile(const std::byte* panel, int64_t k0, int64_t num_k, float* tile) {
+  for (int64_t k = 0; k < num_k; k += kSubBlock) {
+    for (int32_t col = 0; col < kPanel; col += V::kLanes) {
+      Decoder<kType> column;
+      column.Begin(panel, (k0 + k) / kSubBlock, col);
+      float* out = tile + k * kPanel + col;
+      if (num_k - k >= kSubBlock) {
+        for (int32_t h = 0; h < 2; ++h) {
+          column.Half(h);
+          for (int32_t g = 2 * h; g < 2 * h + 2; ++g) {
+            column.Group(g);
+            QUIRE_UNROLL
+            for (int32_t j = 0; j < 8; ++j) V::Store(out + (8 * g + j) * kPanel, column.Next());
+          }
+        }
+      } else if constexpr (!FormatOf(kType).is_block()) {
+        for (int64_t j = 0; j < num_k - k; ++j) V::Store(out + j * kPanel, column.Next());
+      }
+    }
+  }
+}
+
+// c[kRows][kPanel] continues its chains over num_k values, or starts them.
+template <int kRows>
+void TileRows(const float* tile, int64_t num_k, const float* x, int64_t ldx, bool start, float* c) {
+  for (int32_t col = 0; col < kPanel; col += V::kTileVecs * V::kLanes) {
+    typename V::F sum[kRows][V::kTileVecs];
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < V::kTileVecs; ++v) {
+        sum[r][v] = start ? V::Zero() : V::Load(c + r * kPanel + col + v * V::kLanes);
+      }
+    }
+    const float* w_row = tile + col;
+    for (int64_t k = 0; k < num_k; ++k, w_row += kPanel) {
+      typename V::F w[V::kTileVecs];
+      QUIRE_UNROLL
+      for (int v = 0; v < V::kTileVecs; ++v) w[v] = V::Load(w_row + v * V::kLanes);
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const typename V::F xr = V::Set1(x[r * ldx + k]);
+        QUIRE_UNROLL
+        for (int v = 0; v < V::kTileVecs; ++v) sum[r][v] = V::Fma(xr, w[v], sum[r][v]);
+      }
+    }
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < V::kTileVecs; ++v)
+        V::Store(c + r * kPanel + col + v * V::kLanes, sum[r][v]);
+    }
+  }
+}
+
+inline void TileAnyRows(int64_t rows, const float* tile, int64_t num_k, const float* x, int64_t ldx,
+                        bool start, float* c) {
+  static_assert(V::kTileRows == 6);
+  switch (rows) {
+    case 1:
+      return TileRows<1>(tile, num_k, x, ldx, start, c);
+    case 2:
+      return TileRows<2>(tile, num_k, x, ldx, start, c);
+    case 3:
+      return TileRows<3>(tile, num_k, x, ldx, start, c);
+    case 4:
+      return TileRows<4>(tile, num_k, x, ldx, start, c);
+    case 5:
+      return TileRows<5>(tile, num_k, x, ldx, start, c);
+    default:
+      return TileRows<6>(tile, num_k, x, ldx, start, c);
+  }
+}
+
+// 128 x 64 float32 = 32 KiB: with six rows of x it fits a 48 KiB L1.
+inline constexpr int64_t kTileK = 128;
+
+template <DType kType>
+void RunMany(const std::byte* panel, int64_t k, const float* x, int64_t ldx, int64_t rows,
+             float* c) {
+  alignas(64) float scratch[kTileK * kPanel];
+  // Rows in nearly equal groups of at most kTileRows: 7 is 4 + 3, not 6 + 1.
+  const int64_t groups = (rows + V::kTileRows - 1) / V::kTileRows;
+  for (int64_t k0 = 0; k0 < k; k0 += kTileK) {
+    const int64_t num_k = k - k0 < kTileK ? k - k0 : kTileK;
+    const float* tile = scratch;
+    if constexpr (kType == DType::kF32) {
+      tile = reinterpret_cast<const float*>(panel) + k0 * kPanel;
+    } else {
+      ExpandTile<kType>(panel, k0, num_k, scratch);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = rows * g / groups;
+      const int64_t end = rows * (g + 1) / groups;
+      TileAnyRows(end - first, tile, num_k, x + first * ldx + k0, ldx, k0 == 0, c + first * kPanel);
+    }
+  }
+}
+
+template <DType kType>
+void Panel(const std::byte* panel, int64_t k, const float* x, int64_t ldx, int64_t rows, float* c) {
+  static_assert(V::kFewRows <= 4);
+  if (rows > V::kFewRows) return RunMany<kType>(panel, k, x, ldx, rows, c);
+  switch (rows) {
+    case 1:
+      return RunFew<kType, 1>(panel, k, x, ldx, c);
+    case 2:
+      return RunFew<kType, 2>(panel, k, x, ldx, c);
+    case 3:
+      return RunFew<kType, 3>(panel, k, x, ldx, c);
+    default:
+      return RunFew<kType, 4>(panel, k, x, ldx, c);
+  }
+}
+
+inline void PanelOf(DType type, const std::byte* panel, int64_t k, const float* x, int64_t ldx,
+                    int64_t rows, float* c) {
+  switch (type) {
+    case DType::kF32:
+      return Panel<DType::kF32>(panel, k, x, ldx, rows, c);
+    case DType::kF16:
+      return Panel<DType::kF16>(panel, k, x, ldx, rows, c);
+    case DType::kBF16:
+      return Panel<DType::kBF16>(panel, k, x, ldx, rows, c);
+    case DType::kQ4_0:
+      return Panel<DType::kQ4_0>(panel, k, x, ldx, rows, c);
+    case DType::kQ4_1:
+      return Panel<DType::kQ4_1>(panel, k, x, ldx, rows, c);
+    case DType::kQ5_0:
+      return Panel<DType::kQ5_0>(panel, k, x, ldx, rows, c);
+    case DType::kQ5_1:
+      return Panel<DType::kQ5_1>(panel, k, x, ldx, rows, c);
+    case DType::kQ8_0:
+      return Panel<DType::kQ8_0>(panel, k, x, ldx, rows, c);
+    case DType::kQ4_K:
+      return Panel<DType::kQ4_K>(panel, k, x, ldx, rows, c);
+    case DType::kQ5_K:
+      return Panel<DType::kQ5_K>(panel, k, x, ldx, rows, c);
+    case DType::kQ6_K:
+      return Panel<DType::kQ6_K>(panel, k, x, ldx, rows, c);
+    case DType::kI8:
+    case DType::kI32:
+    case DType::kI64:
+      break;  // PackedWeight::Pack refuses them
+  }
+}

@@ -1,0 +1,119 @@
+// The row of RunLinear that every CPU runs: the same loops over small arrays, with std::fma, which
+// is one instruction where the target has it and a correctly rounded library call elsewhere.
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/block_format.h"
+#include "kernels/cpu/isa_target.h"
+#include "kernels/cpu/linear_kernels.h"
+
+namespace quire::kernels {
+namespace portable {
+namespace {
+
+struct V {
+  static constexpr int32_t kLanes = 16;
+  static constexpr int kFewRows = 1;
+  static constexpr int kFewVecs = 1;
+  static constexpr int kTileRows = 6;
+  static constexpr int kTileVecs = 1;
+  struct F {
+    std::array<float, kLanes> v;
+  };
+  struct U {
+    std::array<uint32_t, kLanes> v;
+  };
+
+  static F Zero() { return Set1(0.0f); }
+  static F Set1(float x) {
+    F r;
+    r.v.fill(x);
+    return r;
+  }
+  static F Load(const float* p) {
+    F r;
+    std::memcpy(&r, p, sizeof(r));
+    return r;
+  }
+  static void Store(float* p, F x) { std::memcpy(p, &x, sizeof(x)); }
+  static F Fma(F a, F b, F c) {
+    for (size_t i = 0; i < kLanes; ++i) c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
+    return c;
+  }
+  static F Mul(F a, F b) {
+    for (size_t i = 0; i < kLanes; ++i) a.v[i] *= b.v[i];
+    return a;
+  }
+  static F Add(F a, F b) {
+    for (size_t i = 0; i < kLanes; ++i) a.v[i] += b.v[i];
+    return a;
+  }
+  static F Neg(F a) {
+    for (float& x : a.v) x = -x;
+    return a;
+  }
+
+  template <typename T>
+  static std::array<T, kLanes> LoadAs(const std::byte* p) {
+    std::array<T, kLanes> r;
+    std::memcpy(&r, p, sizeof(r));
+    return r;
+  }
+  static F LoadF32(const std::byte* p) { return {LoadAs<float>(p)}; }
+  static F LoadF16(const std::byte* p) {
+    const auto half = LoadAs<uint16_t>(p);
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = F16ToFloat(half[i]);
+    return r;
+  }
+  static F LoadBF16(const std::byte* p) {
+    const auto half = LoadAs<uint16_t>(p);
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = BF16ToFloat(half[i]);
+    return r;
+  }
+  static F LoadI8(const std::byte* p) {
+    const auto bytes = LoadAs<int8_t>(p);
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(bytes[i]);
+    return r;
+  }
+  static U LoadU32(const std::byte* p) { return {LoadAs<uint32_t>(p)}; }
+  template <int kBits>
+  static U Shr(U x) {
+    for (uint32_t& e : x.v) e >>= kBits;
+    return x;
+  }
+
+  template <int kOffset>
+  static F Nibble(U x) {
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) {
+      r.v[i] = static_cast<float>(static_cast<int32_t>(x.v[i] & 15u) - kOffset);
+    }
+    return r;
+  }
+  static F HighBit(U x) {
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>((x.v[i] & 1u) << 4);
+    return r;
+  }
+  static F HighPair(U x) {
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>((x.v[i] & 3u) << 4);
+    return r;
+  }
+};
+
+#include "kernels/cpu/linear-inl.h"
+
+}  // namespace
+}  // namespace portable
+
+void PanelPortable(DType type, const std::byte* panel, int64_t k, const float* x, int64_t ldx,
+                   int64_t rows, float* c) {
+  portable::PanelOf(type, panel, k, x, ldx, rows, c);
+}
+
+}  // namespace quire::kernels

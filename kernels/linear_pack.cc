@@ -1,0 +1,204 @@
+// PackedWeight: from a checkpoint's rows to panels of 64 columns (block_format.h), and back for one
+// row. Load time and embedding look-ups; the products are in linear.cc.
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "kernels/block_format.h"
+#include "kernels/linear.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+size_t PanelBytes(DType type, int64_t k) {
+  const BlockFormat format = FormatOf(type);
+  const DTypeInfo info = InfoOf(type);
+  const size_t blocks = static_cast<size_t>(k / info.block_size);
+  return blocks * (format.is_block() ? format.record_bytes()
+                                     : kPanel * static_cast<size_t>(info.block_bytes));
+}
+
+// The lowest four bits of eight bytes as one word, the first byte in the lowest nibble.
+uint32_t PackNibbles(const uint8_t* codes) {
+  uint32_t word = 0;
+  for (uint32_t j = 0; j < 8; ++j) word |= (codes[j] & 15u) << (4 * j);
+  return word;
+}
+
+template <typename T>
+void Put(std::byte* at, size_t col, T value) {
+  std::memcpy(at + col * sizeof(T), &value, sizeof(T));
+}
+
+template <typename T>
+T Get(const std::byte* at, size_t col) {
+  T value;
+  std::memcpy(&value, at + col * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Column `col` of sub-block `sub` of a packed record.
+void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t col,
+                 const SubBlock& s) {
+  Put(record, col, s.d);
+  if (f.has_min) Put(record + 2 * kPanel, col, s.m);
+  std::byte* p = record + f.header_bytes() + static_cast<size_t>(sub) * f.sub_block_bytes();
+  for (int32_t i = 0; i < f.num_scales; ++i) Put(p + i * kPanel, col, s.scale[i]);
+  if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
+  std::byte* codes = p + f.codes_offset();
+  if (f.bits == 8) {
+    for (int32_t i = 0; i < kSubBlock; ++i) Put(codes + i * kPanel, col, s.codes[i]);
+    return;
+  }
+  for (int32_t g = 0; g < 4; ++g) Put(codes + 4 * kPanel * g, col, PackNibbles(s.codes + 8 * g));
+  std::byte* high = f.bits > 4 ? p + f.high_offset() : nullptr;
+  if (f.bits == 5) {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << i;
+    Put(high, col, bits);
+  } else if (f.bits == 6) {
+    for (int32_t h = 0; h < 2; ++h) {
+      uint32_t bits = 0;
+      for (uint32_t i = 0; i < 16; ++i) bits |= (s.codes[16 * h + i] >> 4 & 3u) << (2 * i);
+      Put(high + 4 * kPanel * h, col, bits);
+    }
+  }
+}
+
+SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub, size_t col) {
+  SubBlock s;
+  s.d = Get<uint16_t>(record, col);
+  if (f.has_min) s.m = Get<uint16_t>(record + 2 * kPanel, col);
+  const std::byte* p = record + f.header_bytes() + static_cast<size_t>(sub) * f.sub_block_bytes();
+  for (int32_t i = 0; i < f.num_scales; ++i) s.scale[i] = Get<int8_t>(p + i * kPanel, col);
+  if (f.num_scales == 1) s.scale[1] = s.scale[0];
+  if (f.num_scales > 0 && f.has_min) s.min = Get<uint8_t>(p + f.mins_offset(), col);
+  const std::byte* codes = p + f.codes_offset();
+  for (int32_t i = 0; i < kSubBlock; ++i) {
+    if (f.bits == 8) {
+      s.codes[i] = Get<uint8_t>(codes + i * kPanel, col);
+      continue;
+    }
+    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> (4 * (i % 8)) & 15u;
+    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> i & 1u) << 4;
+    if (f.bits == 6) {
+      const auto pairs = Get<uint32_t>(p + f.high_offset() + 4 * kPanel * (i / 16), col);
+      code |= (pairs >> (2 * (i % 16)) & 3u) << 4;
+    }
+    s.codes[i] = static_cast<uint8_t>(code);
+  }
+  return s;
+}
+
+// rows: first of num_rows <= kPanel rows of the file's matrix. panel: zeroed, so that columns past
+// the last row have scale 0 and cost nothing but their place.
+void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, std::byte* panel) {
+  const BlockFormat f = FormatOf(type);
+  const DTypeInfo info = InfoOf(type);
+  const auto row_bytes = BytesFor(type, static_cast<size_t>(k));
+  const auto bytes = static_cast<size_t>(info.block_bytes);
+  if (!f.is_block()) {
+    // Eight k at a time: the writes of a column's step stay within lines just written.
+    for (int64_t k0 = 0; k0 < k; k0 += 8) {
+      const int64_t end = std::min<int64_t>(k, k0 + 8);
+      for (int64_t r = 0; r < num_rows; ++r) {
+        const std::byte* row = rows + static_cast<size_t>(r) * row_bytes;
+        for (int64_t i = k0; i < end; ++i) {
+          std::memcpy(panel + static_cast<size_t>(i * kPanel + r) * bytes,
+                      row + static_cast<size_t>(i) * bytes, bytes);
+        }
+      }
+    }
+    return;
+  }
+  for (int64_t block = 0; block < k / info.block_size; ++block) {
+    std::byte* record = panel + static_cast<size_t>(block) * f.record_bytes();
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const std::byte* source =
+          rows + static_cast<size_t>(r) * row_bytes + static_cast<size_t>(block) * bytes;
+      for (int32_t sub = 0; sub < f.sub_blocks; ++sub) {
+        PutSubBlock(f, record, sub, static_cast<size_t>(r), ReadSubBlock(type, source, sub));
+      }
+    }
+  }
+}
+
+bool IsWeightType(DType type) {
+  return FormatOf(type).is_block() || type == DType::kF32 || type == DType::kF16 ||
+         type == DType::kBF16;
+}
+
+}  // namespace
+
+void PackedWeight::Free::operator()(std::byte* p) const { std::free(p); }  // NOLINT
+
+absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool) {
+  const DTypeInfo info = InfoOf(w.dtype);
+  if (!IsWeightType(w.dtype)) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "weight type={} is not supported; use F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, "
+                 "Q8_0, Q4_K, Q5_K or Q6_K",
+                 info.name);
+  }
+  if (w.rank != 2 || w.shape[0] <= 0 || w.shape[1] <= 0) {
+    return InvalidArgument("weight shape={} must be [n, k] with n and k at least 1", w.ToString());
+  }
+  const int64_t n = w.shape[0];
+  const int64_t k = w.shape[1];
+  if (k % info.block_size != 0) {
+    return InvalidArgument("weight shape={} must have k a multiple of {}, the block size of {}",
+                           w.ToString(), info.block_size, info.name);
+  }
+  // 2^46 values are beyond any memory; below it no size that follows can overflow.
+  if (n > (int64_t{1} << 46) / k) {
+    return InvalidArgument("weight shape={} must have fewer than 2^46 values", w.ToString());
+  }
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+  const size_t panel_bytes = PanelBytes(w.dtype, k);
+  PackedWeight out;
+  out.n_ = n;
+  out.k_ = k;
+  out.dtype_ = w.dtype;
+  out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
+  out.data_.reset(static_cast<std::byte*>(
+      std::aligned_alloc(kAlign, (out.bytes_ + kAlign - 1) / kAlign * kAlign)));
+  if (out.data_ == nullptr) {
+    return Error(absl::StatusCode::kResourceExhausted, "weight shape={} needs {} bytes",
+                 w.ToString(), out.bytes_);
+  }
+  const auto* source = static_cast<const std::byte*>(w.data);
+  const size_t row_bytes = BytesFor(w.dtype, static_cast<size_t>(k));
+  pool.ParallelFor(panels, [&](int64_t panel, int32_t) {
+    const int64_t first = panel * kPanel;
+    std::byte* to = out.data_.get() + static_cast<size_t>(panel) * panel_bytes;
+    if (n - first < kPanel) std::memset(to, 0, panel_bytes);
+    PackPanel(w.dtype, source + static_cast<size_t>(first) * row_bytes,
+              std::min<int64_t>(kPanel, n - first), k, to);
+  });
+  return out;
+}
+
+void PackedWeight::Row(int64_t row, float* out) const {
+  DCHECK(row >= 0 && row < n_, "row={} of {}", row, n_);
+  const BlockFormat f = FormatOf(dtype_);
+  const auto col = static_cast<size_t>(row % kPanel);
+  const std::byte* panel = data_.get() + static_cast<size_t>(row / kPanel) * PanelBytes(dtype_, k_);
+  if (!f.is_block()) {
+    const auto bytes = static_cast<size_t>(InfoOf(dtype_).block_bytes);
+    for (int64_t i = 0; i < k_; ++i) {
+      Dequantize(dtype_, panel + (static_cast<size_t>(i) * kPanel + col) * bytes, 1, out + i);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < k_; i += kSubBlock) {
+    const int64_t sub = i / kSubBlock;
+    const std::byte* record = panel + static_cast<size_t>(sub / f.sub_blocks) * f.record_bytes();
+    const SubBlock s = GetSubBlock(f, record, static_cast<int32_t>(sub % f.sub_blocks), col);
+    for (int32_t j = 0; j < kSubBlock; ++j) out[i + j] = ValueOf(dtype_, s, j);
+  }
+}
+
+}  // namespace quire::kernels
