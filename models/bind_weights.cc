@@ -1,5 +1,5 @@
 // models/bind_weights.cc -- BindWeights: tensors by role, every shape against the config.
-#include <algorithm>
+#include <cstring>
 
 #include "models/model_weights.h"
 #include "models/registry.h"
@@ -104,6 +104,11 @@ bool IsMlpBias(TensorRole role) {
          role == TensorRole::kDownBias;
 }
 
+bool SameBytes(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.num_bytes() == b.num_bytes() &&
+         std::memcmp(a.data, b.data, a.num_bytes()) == 0;
+}
+
 std::string LayerName(std::string_view pattern, size_t layer) {
   const size_t at = pattern.find("{}");
   CHECK(at != std::string_view::npos, "{}", pattern);
@@ -138,12 +143,13 @@ class Binder {
 
   absl::StatusOr<std::optional<TensorView>> Needed(const std::string& name, Shape wanted) {
     ASSIGN_OR_RETURN(const std::optional<TensorView> view, Optional(name, wanted));
-    if (!view) {
-      if (++num_missing_ <= kMaxListed) {
-        missing_ += fmt::format("{}{}", missing_.empty() ? "" : ", ", name);
-      }
-    }
+    if (!view) AddMissing(name);
     return view;
+  }
+
+  void AddMissing(const std::string& name) {
+    if (++num_missing_ > kMaxListed) return;
+    missing_ += fmt::format("{}{}", missing_.empty() ? "" : ", ", name);
   }
 
   // The file has a tensor that the configuration rules out.
@@ -166,6 +172,32 @@ class Binder {
   size_t num_missing_ = 0;
 };
 
+// What is tied depends on what is there, as in transformers 5: only one of the two tensors: it
+// serves as both. Both, with equal bytes: tied. Both and different: the flag is wrong, they are not
+// tied.
+absl::Status BindEmbeddings(const ModelConfig& config, const TensorNames& names, Binder& binder,
+                            ModelWeights& out) {
+  const Shape shape{config.vocab_size, config.hidden_dim};
+  const std::string embed_name(names.embed);
+  const std::string head_name(names.lm_head);
+  ASSIGN_OR_RETURN(std::optional<TensorView> embed, binder.Optional(embed_name, shape));
+  ASSIGN_OR_RETURN(std::optional<TensorView> head, binder.Optional(head_name, shape));
+  if (config.tie_embeddings && head) {
+    if (!embed || SameBytes(*embed, *head)) {
+      embed = head;
+      head.reset();
+    }
+  }
+  if (!embed) binder.AddMissing(embed_name);
+  if (!head && !config.tie_embeddings) binder.AddMissing(head_name);
+  if (embed) out.embed = *embed;
+  out.lm_head = head;
+  ASSIGN_OR_RETURN(const std::optional<TensorView> norm,
+                   binder.Needed(std::string(names.final_norm), {config.hidden_dim, 0}));
+  if (norm) out.final_norm = *norm;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const WeightSource& weights) {
@@ -173,14 +205,7 @@ absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const Weight
   const TensorNames names = architecture->tensor_names(config.gguf_tensor_names);
   Binder binder(weights);
   ModelWeights out;
-  const Shape embed_shape{config.vocab_size, config.hidden_dim};
-  ASSIGN_OR_RETURN(const auto embed, binder.Needed(std::string(names.embed), embed_shape));
-  ASSIGN_OR_RETURN(const auto final_norm,
-                   binder.Needed(std::string(names.final_norm), {config.hidden_dim, 0}));
-  // Tied: the embedding is used, whatever else the file holds, as transformers does.
-  if (!config.tie_embeddings) {
-    ASSIGN_OR_RETURN(out.lm_head, binder.Needed(std::string(names.lm_head), embed_shape));
-  }
+  RETURN_IF_ERROR(BindEmbeddings(config, names, binder, out));
   out.layers.resize(config.layers.size());
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerConfig& layer = config.layers[i];
@@ -208,8 +233,6 @@ absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const Weight
                                            fmt::format("{} layers", config.layers.size())));
   }
   RETURN_IF_ERROR(binder.Missing());
-  out.embed = *embed;
-  out.final_norm = *final_norm;
   return out;
 }
 

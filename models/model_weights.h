@@ -32,7 +32,7 @@ struct LayerWeights {
 struct ModelWeights {
   TensorView embed;
   TensorView final_norm;
-  std::optional<TensorView> lm_head;  // absent: tied to embed
+  std::optional<TensorView> lm_head;  // absent: embed serves as both
   std::vector<LayerWeights> layers;
 };
 

@@ -1,10 +1,12 @@
-"""Writes quants.gguf and quants.safetensors beside this file, and ../models/llama-gguf/model.gguf.
+"""Writes quants.gguf, quants.safetensors and values.gguf beside this file, and ../models/llama-gguf/model.gguf.
 
 pip install gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0
 
 quants.gguf: one tensor per type, [3, 512], named by its type. Blocks are random bytes whose float16
 scales (and minima) are finite: normal, negative, subnormal, zero and the largest. quants.safetensors:
 the same names in float32, by gguf's own dequantiser; nothing here shares code with the daemon.
+
+values.gguf: metadata only, one key for each type of value and of array element.
 
 llama-gguf: ../models/llama in float32, with q and k permuted as GGUF's "llama" stores them. There a
 head's rotated pairs are (2i, 2i + 1), in the hub's checkpoint (i, i + head_dim / 2), so that
@@ -73,6 +75,23 @@ def quants():
     save_file(expected, HERE / "quants.safetensors")
 
 
+def values():
+    V = gguf.GGUFValueType
+    g = gguf.GGUFWriter(HERE / "values.gguf", "values")
+    scalars = {
+        V.UINT8: 200, V.INT8: -100, V.UINT16: 60000, V.INT16: -30000, V.UINT32: 4000000000,
+        V.INT32: -2000000000, V.FLOAT32: 0.15625, V.BOOL: True, V.STRING: "zwölf \u732b",
+        V.UINT64: 2**64 - 2, V.INT64: -(2**62), V.FLOAT64: 1e300,
+    }
+    for kind, value in scalars.items():
+        g.add_key_value("scalar." + kind.name.lower(), value, kind)
+        other = {V.STRING: "", V.BOOL: False}.get(kind, 1)
+        g.add_key_value("array." + kind.name.lower(), [value, other, value], V.ARRAY, sub_type=kind)
+    g.write_header_to_file()
+    g.write_kv_data_to_file()
+    g.close()
+
+
 def permute(w, num_heads):
     return w.reshape(num_heads, 2, -1, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
 
@@ -115,4 +134,5 @@ def llama():
 
 if __name__ == "__main__":
     quants()
+    values()
     llama()
