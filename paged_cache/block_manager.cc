@@ -50,7 +50,7 @@ PrefixHit BlockManager::MatchPrefix(RootId root, std::span<const TokenId> tokens
   auto num_pages = static_cast<int32_t>(path.size()) - 1;
   const auto servable = [&](int32_t n) {
     for (size_t g = 0; g < streak.size(); ++g) {
-      const int32_t first = FirstLivePage(group_of(g), n * layout_.block_size);
+      const int32_t first = FirstKeptPage(g, n * layout_.block_size);
       if (streak[g][static_cast<size_t>(n)] < n - first) return false;
     }
     return true;
@@ -61,7 +61,7 @@ PrefixHit BlockManager::MatchPrefix(RootId root, std::span<const TokenId> tokens
   hit.tables.num_sealed = num_pages;
   hit.tables.cursor.MoveTo(path[static_cast<size_t>(num_pages)]);
   for (size_t g = 0; g < streak.size(); ++g) {
-    const int32_t first = FirstLivePage(group_of(g), hit.num_tokens);
+    const int32_t first = FirstKeptPage(g, hit.num_tokens);
     for (int32_t i = 0; i < num_pages; ++i) {
       const PageId page = i < first ? kNullPage : index_.page(path[static_cast<size_t>(i) + 1], g);
       if (page != kNullPage) pools_[pool_index(g)].Retain(page);
@@ -72,6 +72,14 @@ PrefixHit BlockManager::MatchPrefix(RootId root, std::span<const TokenId> tokens
   stats_.lookup_tokens += static_cast<int64_t>(tokens.size());
   stats_.hit_tokens += hit.num_tokens;
   return hit;
+}
+
+// The first page that a sequence of num_computed tokens holds: what the next token reads, and what it
+// would read after the longest Truncate. A state cannot be taken back, so no older one is kept.
+int32_t BlockManager::FirstKeptPage(size_t group, int32_t num_computed) const {
+  const CacheGroup& g = group_of(group);
+  const int32_t rollback = g.kind == CacheKind::kState ? 0 : options_.max_truncate_tokens;
+  return FirstLivePage(g, std::max(0, num_computed - rollback));
 }
 
 BlockManager::GroupPlan BlockManager::PlanGroup(const SequenceTables& t, size_t group,
@@ -191,11 +199,8 @@ void BlockManager::Commit(SequenceTables& t, std::span<const TokenId> tokens, in
         "chain entry {} is of other tokens", i);
     SealNext(t, tokens, num_computed, chain[i]);
   }
-  const int32_t kept = std::max(0, num_computed - options_.max_truncate_tokens);
   for (size_t g = 0; g < t.groups.size(); ++g) {
-    const int32_t first = std::min(FirstLivePage(group_of(g), kept), t.groups[g].num_pages());
-    // From the last one down, as Truncate: the older page is the better prefix.
-    for (int32_t i = first - 1; i >= 0 && t.groups[g][i] != kNullPage; --i) t.groups[g].Drop(i);
+    t.groups[g].DropBefore(FirstKeptPage(g, num_computed));
   }
 }
 

@@ -151,6 +151,7 @@ class BlockManager {
     std::vector<int32_t> private_copies;  // page indices to replace
     std::vector<int32_t> unseal;          // page indices to write in place
   };
+  int32_t FirstKeptPage(size_t group, int32_t num_computed) const;
   GroupPlan PlanGroup(const SequenceTables& t, size_t group, int32_t first_write,
                       int32_t num_tokens) const;
   void SealNext(SequenceTables& t, std::span<const TokenId> tokens, int32_t num_computed,

@@ -1,6 +1,7 @@
 // paged_cache/page_table.h -- the pages of one sequence in one cache group.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -15,12 +16,16 @@ namespace quire {
 class PageTable {
  public:
   explicit PageTable(PagePool& pool) : pool_(&pool) {}
-  PageTable(PageTable&& other) noexcept : pool_(other.pool_), ids_(std::exchange(other.ids_, {})) {}
+  PageTable(PageTable&& other) noexcept
+      : pool_(other.pool_),
+        ids_(std::exchange(other.ids_, {})),
+        num_dropped_(std::exchange(other.num_dropped_, 0)) {}
   PageTable& operator=(PageTable&& other) noexcept {
     if (this != &other) {
       Truncate(0);
       pool_ = other.pool_;
       ids_ = std::exchange(other.ids_, {});
+      num_dropped_ = std::exchange(other.num_dropped_, 0);
     }
     return *this;
   }
@@ -36,14 +41,18 @@ class PageTable {
 
   // Puts `page`, whose reference the caller holds, in the place of page `i`, which is released.
   void Replace(int32_t i, PageId page) {
-    Drop(i);
-    ids_[static_cast<size_t>(i)] = page;
+    pool_->Release(std::exchange(ids_[static_cast<size_t>(i)], page));
   }
 
-  // Releases page `i`, which the group no longer keeps; its entry becomes kNullPage.
-  void Drop(int32_t i) {
-    const PageId old = std::exchange(ids_[static_cast<size_t>(i)], kNullPage);
-    if (old != kNullPage) pool_->Release(old);
+  // Releases the pages before `first`, which the group no longer keeps; their entries become
+  // kNullPage. Last page first, as Truncate.
+  void DropBefore(int32_t first) {
+    first = std::min(first, num_pages());
+    for (int32_t i = first - 1; i >= num_dropped_; --i) {
+      const PageId page = std::exchange(ids_[static_cast<size_t>(i)], kNullPage);
+      if (page != kNullPage) pool_->Release(page);
+    }
+    num_dropped_ = std::max(num_dropped_, first);
   }
 
   // Drops pages [new_size, num_pages). Last page first, so that a chain is evicted leaf to root.
@@ -53,6 +62,7 @@ class PageTable {
       ids_.pop_back();
       if (page != kNullPage) pool_->Release(page);
     }
+    num_dropped_ = std::min(num_dropped_, num_pages());
   }
 
   // A second table over the same pages. Before either side writes into a page that both hold, the
@@ -60,6 +70,7 @@ class PageTable {
   PageTable Fork() const {
     PageTable child(*pool_);
     child.ids_ = ids_;
+    child.num_dropped_ = num_dropped_;
     for (const PageId page : ids_) {
       if (page != kNullPage) pool_->Retain(page);
     }
@@ -69,6 +80,7 @@ class PageTable {
  private:
   PagePool* pool_;
   std::vector<PageId> ids_;
+  int32_t num_dropped_ = 0;  // entries before it are kNullPage
 };
 
 }  // namespace quire

@@ -1,0 +1,1 @@
+quire_test(block_manager_model_test DEPS paged_cache)
