@@ -14,9 +14,11 @@
 // Element type kv_dtype (F32, BF16 or F16). All offsets are 64 bit. Slots that no table names are
 // never read: they may hold NaN.
 //
-// Exactness (C1): a score is one fma chain over d ascending; keys are walked in tiles of kKeyTile
-// at absolute multiples, partial results of key splits of kKeySplit at absolute multiples merge in
-// ascending order. Nothing depends on the number of rows, sequences, threads or on the chunking.
+// Exactness (C1): a score is one fma chain over d ascending (heads wider than kDimChain, as latent
+// attention has them: runs of it, added in order, for accuracy); keys are walked in tiles of
+// kKeyTile at absolute multiples, partial results of key splits of kKeySplit at absolute multiples
+// merge in ascending order. Nothing depends on the number of rows, sequences, threads or on the
+// chunking.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
 // Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).
@@ -36,6 +38,7 @@ namespace quire::kernels {
 
 inline constexpr int32_t kKeyTile = 64;
 inline constexpr int32_t kKeySplit = 512;
+inline constexpr int32_t kDimChain = 128;
 
 // What the scheduler decided, as flat arrays. The same for every layer of one cache group.
 struct AttentionMetadata {
@@ -84,7 +87,8 @@ constexpr int32_t FirstVisible(const AttentionShape& s, int32_t pos) {
   return 0;
 }
 
-// One past the last key position that query position `pos` of a sequence of `seqlen_k` keys may see.
+// One past the last key position that query position `pos` of a sequence of `seqlen_k` keys may
+// see.
 constexpr int32_t EndVisible(const AttentionShape& s, int32_t pos, int32_t seqlen_k) {
   if (s.chunk > 0 && s.bidirectional) {
     const int32_t end = (pos / s.chunk + 1) * s.chunk;

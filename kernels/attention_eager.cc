@@ -15,17 +15,17 @@ namespace {
 
 // One head of one sequence.
 struct EagerHeadTask {
-  const float* q;      // [num_q], rows of head_dim at q_stride floats
-  const float* k;      // [head_dim, keys16]; unwritten slots are 0
-  const float* v;      // [num_k, head_dim_v]
-  const float* mask;   // [num_q, keys16]: 0 or -inf
-  float* scores;       // [num_q, keys16]: scores, then weights
-  float* out;          // [num_q], rows of head_dim_v at out_stride floats
-  float* lse;          // or null
-  const float* sink;   // or null
+  const float* q;     // [num_q], rows of head_dim at q_stride floats
+  const float* k;     // [head_dim, keys16]; unwritten slots are 0
+  const float* v;     // [num_k, head_dim_v]
+  const float* mask;  // [num_q, keys16]: 0 or -inf
+  float* scores;      // [num_q, keys16]: scores, then weights
+  float* out;         // [num_q], rows of head_dim_v at out_stride floats
+  float* lse;         // or null
+  const float* sink;  // or null
   int64_t q_stride, out_stride, lse_stride;
   int32_t num_q, num_k, keys16, head_dim, head_dim_v;
-  int32_t pos;         // position of the first query
+  int32_t pos;  // position of the first query
   float scale, softcap, slope;
 };
 
@@ -66,8 +66,7 @@ void PlanEager(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
   plan.items.clear();
   plan.merges.clear();
   plan.num_threads = num_threads;
-  plan.workspace_bytes =
-      static_cast<size_t>(num_threads * ScratchFor(m, s).total) * sizeof(float);
+  plan.workspace_bytes = static_cast<size_t>(num_threads * ScratchFor(m, s).total) * sizeof(float);
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t n = NumQueries(m, seq);
     if (n == 0) continue;
@@ -96,8 +95,8 @@ void Gather(const AttentionMetadata& m, const AttentionShape& s, const Attention
   std::fill_n(k, int64_t{keys16} * s.head_dim, 0.0f);
   std::fill_n(v, int64_t{item.num_k} * s.head_dim_v, 0.0f);
   const int64_t ps = m.page_size;
-  const int32_t* table = &m.read_table[static_cast<size_t>(item.seq) *
-                                       static_cast<size_t>(m.max_pages_per_seq)];
+  const int32_t* table =
+      &m.read_table[static_cast<size_t>(item.seq) * static_cast<size_t>(m.max_pages_per_seq)];
   for (int32_t j = from; j < to; ++j) {
     const int64_t page = table[j / m.page_size];
     const int64_t offset = j % ps;

@@ -5,12 +5,13 @@
 // not depend on either cut (attention_flash-inl.h says why), so the plan may look at thread counts.
 // The workspace depends on the shape and the number of threads alone, so that a dry run sees its
 // true peak (C4): partial results have a fixed budget, and a plan that would exceed it cuts less.
+#include "kernels/cpu/attention_flash.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/attention_common.h"
-#include "kernels/cpu/attention_flash.h"
 #include "kernels/cpu_isa.h"
 
 #define QUIRE_BODY "kernels/cpu/attention_flash-inl.h"
@@ -66,9 +67,9 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
   plan.items.clear();
   plan.merges.clear();
   plan.num_threads = num_threads;
-  plan.workspace_bytes = static_cast<size_t>(num_threads * LayoutOf(s).total +
-                                             PartialFloats(s, num_threads)) *
-                         sizeof(float);
+  plan.workspace_bytes =
+      static_cast<size_t>(num_threads * LayoutOf(s).total + PartialFloats(s, num_threads)) *
+      sizeof(float);
   const int32_t group = s.num_heads / s.num_kv_heads;
   const int32_t step = TokensPerItem(s);
   int64_t total = 0;  // cost in row x key pairs

@@ -1,4 +1,5 @@
-// kernels/attention_kv.cc -- writing keys and values into pages, and how many bytes they take there.
+// kernels/attention_kv.cc -- writing keys and values into pages, and how many bytes they take
+// there.
 #include <algorithm>
 
 #include "kernels/attention_common.h"

@@ -12,8 +12,7 @@ constexpr std::array<const AttentionBackend*, 2> kBackends = {&kFlashAttention, 
 }  // namespace
 
 absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
-  if (page_size != 8 && page_size != 16 && page_size != 32 && page_size != 64 &&
-      page_size != 128) {
+  if (page_size != 8 && page_size != 16 && page_size != 32 && page_size != 64 && page_size != 128) {
     return InvalidArgument("block_size={} must be one of 8, 16, 32, 64, 128", page_size);
   }
   if (s.num_heads <= 0 || s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {

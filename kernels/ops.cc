@@ -44,12 +44,11 @@ void ForRows(int64_t rows, int64_t values_per_row, ThreadPool& pool, const Fn& f
 
 namespace quire::kernels {
 
-void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps, int64_t rows,
-             int64_t dim, float* out, int64_t ldout, ThreadPool& pool) {
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+             int64_t rows, int64_t dim, float* out, int64_t ldout, ThreadPool& pool) {
   const auto row = QUIRE_FOR_ISA(RmsNormRow);
-  ForRows(rows, dim, pool, [&](int64_t r) {
-    row(x + r * ldx, weight, offset, eps, dim, out + r * ldout);
-  });
+  ForRows(rows, dim, pool,
+          [&](int64_t r) { row(x + r * ldx, weight, offset, eps, dim, out + r * ldout); });
 }
 
 void ApplyRope(float* x, int64_t rows, int32_t num_heads, int32_t head_dim, int32_t rotary_dim,
@@ -87,9 +86,8 @@ void RopeAngles(int32_t position, std::span<const float> inv_freq, float scaling
 void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
                      float* out, ThreadPool& pool) {
   const auto row = QUIRE_FOR_ISA(GatedRow);
-  ForRows(rows, dim, pool, [&](int64_t r) {
-    row(act, gate + r * dim, up + r * dim, dim, out + r * dim);
-  });
+  ForRows(rows, dim, pool,
+          [&](int64_t r) { row(act, gate + r * dim, up + r * dim, dim, out + r * dim); });
 }
 
 // The same steps as Exp in kernels/cpu/vec_math-inl.h, one lane.

@@ -32,8 +32,8 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu };
 void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
                      float* out, ThreadPool& pool);
 
-// A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0, and
-// below -87 it is 0 (no denormals).
+// A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0,
+// and below -87 it is 0 (no denormals).
 float ExpF32(float x);
 // The same, bit for bit, for n values with the ISA in use; out may be x.
 void ExpRow(const float* x, int64_t n, float* out);

@@ -18,8 +18,12 @@ void EagerHead(const EagerHeadTask& t) {
     Vec max = Set1(-__builtin_inff());
     for (int32_t j = 0; j < t.keys16; j += 16) {
       Vec dot = Zero();
-      for (int32_t d = 0; d < t.head_dim; ++d) {
-        dot = Fma(Set1(q[d]), Load(t.k + int64_t{d} * t.keys16 + j), dot);
+      for (int32_t d0 = 0; d0 < t.head_dim; d0 += kDimChain) {
+        Vec run = Zero();
+        for (int32_t d = d0; d < t.head_dim && d < d0 + kDimChain; ++d) {
+          run = Fma(Set1(q[d]), Load(t.k + int64_t{d} * t.keys16 + j), run);
+        }
+        dot = Add(dot, run);
       }
       Vec x = Mul(dot, by);
       if (t.softcap > 0.0f) x = Mul(cap, Tanh(Div(x, cap)));
@@ -50,8 +54,7 @@ void EagerHead(const EagerHeadTask& t) {
     }
     const float sum = ReduceAdd(sums);
     if (t.lse != nullptr) {
-      t.lse[i * t.lse_stride] =
-          m + static_cast<float>(__builtin_log(static_cast<double>(sum)));
+      t.lse[i * t.lse_stride] = m + static_cast<float>(__builtin_log(static_cast<double>(sum)));
     }
     float denominator = sum;
     if (t.sink != nullptr) {

@@ -5,10 +5,11 @@
 // per row, then sums of values (register blocks of rows x dims). Keys and values are read from
 // their pages; only 16-bit types, pages of 8 and odd value widths pass through a small tile.
 //
-// What a row's result depends on (C1): a score is one fma chain over d; a split's sum runs in 16
-// lanes, lane = key % 16, then a fixed tree; values are added key by key, ascending; splits merge
-// in ascending order. Blocking over rows and tiles decides only when a number is computed. Lanes of
-// keys that a row does not see are dropped by selection, never multiplied by zero.
+// What a row's result depends on (C1): a score is an fma chain over d (runs of kDimChain); a
+// split's sum runs in 16 lanes, lane = key % 16, then a fixed tree; values are added key by key,
+// ascending; splits merge in ascending order. Blocking over rows and tiles decides only when a
+// number is computed. Lanes of keys that a row does not see are dropped by selection, never
+// multiplied by zero.
 
 namespace quire::kernels::QUIRE_ISA {
 
@@ -24,32 +25,40 @@ struct FlashPass {
   int32_t to[kFlashRows];
 };
 
-// s[r][key] = scale * sum over d of q[d][r] * k[d][key]: R rows, NV vectors of 16 keys.
+// s[r][key] = scale * sum over d of q[d][r] * k[d][key]: R rows, NV vectors of 16 keys. Heads wider
+// than kDimChain are summed in runs of it, through `s`.
 template <int R, int NV>
 inline void ScoreBlock(const float* q, const float* const* k, int64_t k_stride, int32_t head_dim,
                        float scale, float* s) {
-  Vec acc[R][NV];
-  QUIRE_UNROLL
-  for (int r = 0; r < R; ++r) {
-    QUIRE_UNROLL
-    for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
-  }
-  for (int32_t d = 0; d < head_dim; ++d) {
-    Vec key[NV];
-    QUIRE_UNROLL
-    for (int v = 0; v < NV; ++v) key[v] = Load(k[v] + d * k_stride);
+  for (int32_t d0 = 0; d0 < head_dim; d0 += kDimChain) {
+    const int32_t d1 = head_dim - d0 < kDimChain ? head_dim : d0 + kDimChain;
+    Vec acc[R][NV];
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vec x = Set1(q[d * R + r]);
       QUIRE_UNROLL
-      for (int v = 0; v < NV; ++v) acc[r][v] = Fma(x, key[v], acc[r][v]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
     }
-  }
-  const Vec by = Set1(scale);
-  QUIRE_UNROLL
-  for (int r = 0; r < R; ++r) {
+    for (int32_t d = d0; d < d1; ++d) {
+      Vec key[NV];
+      QUIRE_UNROLL
+      for (int v = 0; v < NV; ++v) key[v] = Load(k[v] + d * k_stride);
+      QUIRE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Vec x = Set1(q[d * R + r]);
+        QUIRE_UNROLL
+        for (int v = 0; v < NV; ++v) acc[r][v] = Fma(x, key[v], acc[r][v]);
+      }
+    }
+    const Vec by = Set1(d1 == head_dim ? scale : 1.0f);
     QUIRE_UNROLL
-    for (int v = 0; v < NV; ++v) Store(Mul(acc[r][v], by), s + r * kFlashLdScores + v * 16);
+    for (int r = 0; r < R; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        float* const to = s + r * kFlashLdScores + v * 16;
+        const Vec sum = d0 == 0 ? acc[r][v] : Add(Load(to), acc[r][v]);
+        Store(Mul(sum, by), to);
+      }
+    }
   }
 }
 

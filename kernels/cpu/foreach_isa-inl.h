@@ -9,17 +9,18 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/cpu/isa_target.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include "base/dtype.h"
-#include "kernels/cpu/isa_target.h"
 
 // clang-format off: the order of includes matters here.
 #define QUIRE_ISA portable
-#include "kernels/cpu/vec_portable-inl.h"
 #include "kernels/cpu/vec_math-inl.h"
+#include "kernels/cpu/vec_portable-inl.h"
 #include QUIRE_BODY
 #undef QUIRE_ISA
 

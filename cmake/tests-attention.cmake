@@ -1,0 +1,1 @@
+quire_test(attention_conformance_test DEPS kernels)
