@@ -1,15 +1,13 @@
 // kernels/cpu/foreach_isa-inl.h -- compiles one body once per instruction set.
 //
 //   #define QUIRE_BODY "kernels/cpu/ops_rows-inl.h"
-//   #include "kernels/cpu/foreach_isa-inl.h"
 //
-// The body has no include guard, includes nothing, and puts everything into
-// `namespace quire::kernels::QUIRE_ISA`, where Vec and its operations mean the same bits for each
-// ISA. The file that includes this has already included what the body needs.
+// The order of includes matters from here on.
+// clang-format off
+#include "kernels/cpu/isa_target.h"
+
 #include <bit>
 #include <cstdint>
-
-#include "kernels/cpu/isa_target.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -17,10 +15,9 @@
 
 #include "base/dtype.h"
 
-// clang-format off: the order of includes matters here.
 #define QUIRE_ISA portable
-#include "kernels/cpu/vec_math-inl.h"
 #include "kernels/cpu/vec_portable-inl.h"
+#include "kernels/cpu/vec_math-inl.h"
 #include QUIRE_BODY
 #undef QUIRE_ISA
 
@@ -41,8 +38,8 @@ QUIRE_BEGIN_AVX512
 QUIRE_END_ISA
 #undef QUIRE_ISA
 #endif
-
 // clang-format on
+
 #undef QUIRE_BODY
 
 // The function of that name for the ISA in use: QUIRE_FOR_ISA(RmsNormRows).
