@@ -184,6 +184,9 @@ absl::Status SafetensorsSource::AddFile(const std::string& path,
   if (text.empty() || text[0] != '{') {
     return InvalidArgument("{}: header at byte 8 must start with '{{'", path);
   }
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return InvalidArgument("{}: header has a NUL at byte {}", path, 8 + nul);
+  }
   const absl::StatusOr<Json> header =
       Json::Parse(text, {.max_bytes = kMaxHeaderBytes, .max_depth = kMaxHeaderDepth});
   if (!header.ok()) return Annotate(header.status(), path + ": header");

@@ -1,0 +1,5 @@
+quire_test(gguf_test DEPS models)
+quire_test(safetensors_test DEPS models)
+foreach(name gguf_test safetensors_test)
+  target_link_libraries(${name} PRIVATE GTest::gmock)
+endforeach()
