@@ -1,0 +1,2 @@
+# Tests of tokenizer/.
+quire_test(tokenizer_reference_test DEPS tokenizer)
