@@ -1,7 +1,12 @@
-// kernels/cpu/foreach_isa-inl.h -- compiles one body once per instruction set.
+// kernels/cpu/foreach_isa-inl.h -- compiles one body once per instruction set. Used as
 //
 //   #define QUIRE_BODY "kernels/cpu/ops_rows-inl.h"
+//   #include "kernels/cpu/foreach_isa-inl.h"
 //
+// The body has no include guard, includes nothing, and puts everything into
+// `namespace quire::kernels::QUIRE_ISA`, where Vec and its operations mean the same bits for each
+// ISA. The file that includes this has already included what the body needs.
+
 // The order of includes matters from here on.
 // clang-format off
 #include "kernels/cpu/isa_target.h"
