@@ -29,23 +29,15 @@ void Scheduler::ExpireDeadlines(std::vector<TokenEvent>& events) {
 }
 
 bool Scheduler::ScheduleRunning(ScheduledBatch& batch) {
-  const auto is_decode = [](const LiveSeq& s) { return s.num_remaining() == 1; };
-  // Tokens kept back for decodes that come later in order.
-  int32_t reserved = static_cast<int32_t>(std::count_if(
-      running_.begin(), running_.end(), [&](const auto& item) { return is_decode(item.second); }));
   bool all_fit = true;
   for (auto it = running_.begin(); it != running_.end(); ++it) {
     const LiveSeq s = it->second;
-    if (is_decode(s)) --reserved;
-    const int32_t room = options_.max_num_batched_tokens - batch.num_tokens - reserved;
-    const int32_t num_tokens = std::min(s.num_remaining(), room);
-    if (num_tokens <= 0) continue;
+    const int32_t num_tokens =
+        std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
     const int32_t first = s.seq->num_computed_tokens;
     bool fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
     while (!fits && std::next(it) != running_.end()) {
-      const auto victim = std::prev(running_.end());
-      if (is_decode(victim->second)) --reserved;
-      Preempt(victim);
+      Preempt(std::prev(running_.end()));
       all_fit = false;
       fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
     }
@@ -118,32 +110,22 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   return true;
 }
 
-// Whether `next` can be computed up to its known tokens beside what running prompts still need,
-// with the watermark left. An estimate that spares a step-by-step fight for pages; Grow has the
-// last word.
+// Whether `next` can be computed up to its known tokens and begin its branches, with the watermark
+// left. An estimate that spares a fight for pages step by step; Grow has the last word.
 bool Scheduler::FitsNow(const LiveSeq& next) const {
-  const std::span<const PagePool> pools = blocks_.pools();
-  std::vector<int32_t> free(pools.size());
+  PageNeed need = blocks_.WorstCasePages(next.seq->num_tokens(), 1, next.live->slots());
+  const std::vector<GroupLayout>& groups = blocks_.layout().groups;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::span<const PageId> held = next.seq->tables.groups[g].ids();
+    need[static_cast<size_t>(groups[g].pool)] -= static_cast<int32_t>(
+        std::count_if(held.begin(), held.end(), [](PageId page) { return page != kNullPage; }));
+  }
+  const std::span<const PagePool> pools = std::as_const(blocks_).pools();
   for (size_t i = 0; i < pools.size(); ++i) {
-    const int32_t capacity = pools[i].num_usable();
-    free[i] = pools[i].num_available() - static_cast<int32_t>(options_.watermark * capacity);
+    const auto kept = static_cast<int32_t>(options_.watermark * pools[i].num_usable());
+    if (std::max(0, need[i]) > pools[i].num_available() - kept) return false;
   }
-  const auto take = [&](const LiveSeq& s) {
-    const int32_t branches = s.live->forked ? 1 : s.live->n();
-    PageNeed need = blocks_.WorstCasePages(s.seq->num_tokens(), 1, branches);
-    const std::vector<GroupLayout>& groups = blocks_.layout().groups;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const std::span<const PageId> held = s.seq->tables.groups[g].ids();
-      need[static_cast<size_t>(groups[g].pool)] -= static_cast<int32_t>(
-          std::count_if(held.begin(), held.end(), [](PageId page) { return page != kNullPage; }));
-    }
-    for (size_t i = 0; i < need.size(); ++i) free[i] -= std::max(0, need[i]);
-  };
-  for (const auto& [key, s] : running_) {
-    if (s.num_remaining() > 1) take(s);
-  }
-  take(next);
-  return std::all_of(free.begin(), free.end(), [](int32_t pages) { return pages >= 0; });
+  return true;
 }
 
 void Scheduler::AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch) {

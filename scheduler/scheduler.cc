@@ -74,7 +74,13 @@ absl::Status Scheduler::Audit() const {
                   waiting_.begin()->second.live->request->id);
   }
   int32_t slots = 0;
-  for (const auto& [key, s] : running_) slots += s.live->slots();
+  for (const auto& [key, s] : running_) {
+    slots += s.live->slots();
+    if (s.num_remaining() > 1 && key != running_.rbegin()->first) {
+      return broken("S5: request {} has {} tokens to compute and is not the last",
+                    s.live->request->id, s.num_remaining());
+    }
+  }
   if (slots != slots_taken_ || slots > options_.max_num_seqs) {
     return broken("S4: {} places taken, counted {}, max_num_seqs={}", slots, slots_taken_,
                   options_.max_num_seqs);

@@ -11,10 +11,11 @@
 //
 // Policy: strict first come, first served. The order is that of the Submit commands, then by
 // branch.
-//   - Each step serves running sequences in order. One token is kept for every later decode before
-//   a
-//     long prompt takes the rest of the budget, and since the budget is at least max_num_seqs the
-//     first prompt in order always gets a token, too: neither starves the other.
+//   - Each step serves running sequences in order, one token for those that have one to go. A
+//   prompt
+//     over the budget is always the last of them (S5: nobody joins while it takes all that is
+//     left), so decodes never wait for it; and as the budget is at least max_num_seqs, it gets a
+//     token in every step, too.
 //   - Then waiting ones in order, while places and pages allow. The first that doesn't fit stops
 //   the
 //     search: nobody overtakes, so a large request can't starve (and light ones may wait for it).
@@ -30,6 +31,7 @@
 //   S2  every open branch is in exactly one of the two sets, and nothing else is.
 //   S3  every running sequence comes before every waiting one in the policy's order.
 //   S4  places taken <= max_num_seqs; a request that will fork holds n of them.
+//   S5  only the last running sequence may have more than one token to compute.
 //   I10 the worst case of the first in order fits in every pool.
 //
 // Thread: engine thread only. Cost of a step: O(running + tokens scheduled), whatever is queued.
@@ -92,7 +94,7 @@ class Scheduler {
   BlockManager& blocks() { return blocks_; }
   const BlockManager& blocks() const { return blocks_; }
 
-  // Recomputes the cache's invariants and S1-S4, I10. Between steps. ERRORS: kInternal naming the
+  // Recomputes the cache's invariants and S1-S5, I10. Between steps. ERRORS: kInternal naming the
   // invariant and the values.
   absl::Status Audit() const;
 
