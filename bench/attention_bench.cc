@@ -1,0 +1,177 @@
+// bench/attention_bench.cc -- decode bandwidth and prefill rate of each attention backend.
+//
+//   attention_bench [--isa=auto] [--heads=9] [--kv-heads=3] [--head-dim=64] [--page-size=16]
+//
+// Each figure is the median of repeated runs over several layers' worth of pages (so that decode
+// reads memory, not cache). Bytes are keys and values that must be read once; operations are 2 per
+// multiply-add of the visible pairs, softmax not counted.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "kernels/attention.h"
+#include "kernels/cpu_isa.h"
+
+namespace quire::kernels {
+namespace {
+
+struct Options {
+  std::string isa = "auto";
+  int32_t heads = 9, kv_heads = 3, head_dim = 64, page_size = 16;
+};
+
+// `layers` copies of one cache of num_seqs x len keys; runs cycle through them.
+class Bench {
+ public:
+  Bench(const Options& o, DType type, int32_t num_seqs, int32_t num_q, int32_t len, int32_t layers)
+      : layers_(layers) {
+    shape_ = {.num_heads = o.heads,
+              .num_kv_heads = o.kv_heads,
+              .head_dim = o.head_dim,
+              .head_dim_v = o.head_dim,
+              .softmax_scale = 0.125f,
+              .kv_dtype = type};
+    const int32_t pages_per_seq = (len + o.page_size - 1) / o.page_size;
+    num_pages_ = num_seqs * pages_per_seq + 1;
+    k_bytes_ = KeyPageBytes(shape_, o.page_size);
+    stride_ = k_bytes_ + ValuePageBytes(shape_, o.page_size);
+    cache_.resize(stride_ * static_cast<size_t>(num_pages_) * static_cast<size_t>(layers));
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> sample(4096);
+    for (float& x : sample) x = normal(rng);
+    const size_t size = type == DType::kF32 ? 4 : 2;
+    for (size_t i = 0; i < cache_.size() / size; ++i) {
+      const float x = sample[i % 4093];
+      const uint16_t h = type == DType::kBF16 ? FloatToBF16(x) : FloatToF16(x);
+      std::memcpy(&cache_[i * size], size == 4 ? static_cast<const void*>(&x) : &h, size);
+    }
+    read_table_.resize(static_cast<size_t>(num_seqs * pages_per_seq));
+    std::iota(read_table_.begin(), read_table_.end(), 1);
+    std::shuffle(read_table_.begin(), read_table_.end(), rng);
+    cu_.push_back(0);
+    for (int32_t i = 0; i < num_seqs; ++i) {
+      cu_.push_back(cu_.back() + num_q);
+      seqlens_.push_back(len);
+    }
+    m_ = {.num_seqs = num_seqs,
+          .num_tokens = cu_.back(),
+          .page_size = o.page_size,
+          .max_pages_per_seq = pages_per_seq,
+          .cu_seqlens_q = cu_,
+          .seqlens_k = seqlens_,
+          .read_table = read_table_};
+    q_.resize(static_cast<size_t>(cu_.back()) * o.heads * o.head_dim);
+    for (size_t i = 0; i < q_.size(); ++i) q_[i] = sample[i % 4093];
+    out_.resize(q_.size());
+    double pairs = 0;
+    for (int32_t i = 0; i < num_q; ++i) pairs += len - num_q + i + 1;
+    flops_ = 4.0 * pairs * num_seqs * o.heads * o.head_dim;
+    bytes_ = 2.0 * static_cast<double>(size) * num_seqs * len * o.kv_heads * o.head_dim;
+  }
+
+  // Median seconds per run.
+  double Seconds(const AttentionBackend& backend, ThreadPool& pool) {
+    AttentionPlan plan;
+    backend.plan(m_, shape_, pool.num_threads(), plan);
+    Arena arena(plan.workspace_bytes + 64);
+    std::byte* workspace = arena.Take<std::byte>(plan.workspace_bytes).data();
+    std::vector<double> times;
+    double total = 0;
+    for (int32_t i = 0; i < 3 || (total < 0.6 && i < 200); ++i) {
+      const std::byte* base = cache_.data() + static_cast<size_t>(i % layers_) * stride_ *
+                                                  static_cast<size_t>(num_pages_);
+      const auto start = std::chrono::steady_clock::now();
+      backend.run(plan, m_, shape_,
+                  {.q = q_.data(),
+                   .k_base = base,
+                   .v_base = base + k_bytes_,
+                   .page_stride = static_cast<int64_t>(stride_),
+                   .out = out_.data()},
+                  workspace, pool);
+      times.push_back(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      total += times.back();
+    }
+    std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2),
+                     times.end());
+    return times[times.size() / 2];
+  }
+
+  double flops() const { return flops_; }
+  double bytes() const { return bytes_; }
+
+ private:
+  int32_t layers_;
+  AttentionShape shape_;
+  AttentionMetadata m_;
+  std::vector<int32_t> cu_, seqlens_, read_table_;
+  std::vector<float> q_, out_;
+  std::vector<std::byte> cache_;
+  size_t stride_ = 0, k_bytes_ = 0;
+  int32_t num_pages_ = 0;
+  double flops_ = 0, bytes_ = 0;
+};
+
+void Print(const char* what, const Options& o, DType type, int32_t num_seqs, int32_t num_q,
+           int32_t len, int32_t layers) {
+  Bench bench(o, type, num_seqs, num_q, len, layers);
+  for (const AttentionBackend* backend : AttentionBackends()) {
+    for (const int32_t threads : {1, 2}) {
+      ThreadPool pool(threads);
+      const double s = bench.Seconds(*backend, pool);
+      std::printf("%-22s %-4s %-6s threads=%d  %9.1f us  %7.2f GB/s  %7.2f GFLOP/s\n", what,
+                  std::string(NameOf(type)).c_str(), std::string(backend->name).c_str(), threads,
+                  s * 1e6, bench.bytes() / s * 1e-9, bench.flops() / s * 1e-9);
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t eq = arg.find('=');
+    const std::string key = arg.substr(0, eq);
+    const std::string value = eq == std::string::npos ? "" : arg.substr(eq + 1);
+    if (key == "--isa") {
+      o.isa = value;
+    } else if (key == "--heads") {
+      o.heads = std::atoi(value.c_str());
+    } else if (key == "--kv-heads") {
+      o.kv_heads = std::atoi(value.c_str());
+    } else if (key == "--head-dim") {
+      o.head_dim = std::atoi(value.c_str());
+    } else if (key == "--page-size") {
+      o.page_size = std::atoi(value.c_str());
+    } else {
+      std::fprintf(stderr, "%s is not an option\n", arg.c_str());
+      return 2;
+    }
+  }
+  if (const absl::Status status = SelectIsa(o.isa); !status.ok()) {
+    std::fprintf(stderr, "%s\n", Message(status).c_str());
+    return 2;
+  }
+  std::printf("isa=%s heads=%d kv_heads=%d head_dim=%d page_size=%d\n",
+              std::string(NameOf(ActiveIsa())).c_str(), o.heads, o.kv_heads, o.head_dim,
+              o.page_size);
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    Print("decode 1 x 2048", o, type, 1, 1, 2048, 30);
+    Print("decode 32 x 512", o, type, 32, 1, 512, 4);
+    Print("prefill 512", o, type, 1, 512, 512, 2);
+    Print("prefill 512 at 1536", o, type, 1, 512, 2048, 2);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace quire::kernels
+
+int main(int argc, char** argv) { return quire::kernels::Main(argc, argv); }

@@ -1,0 +1,3 @@
+add_executable(attention_bench ${CMAKE_SOURCE_DIR}/bench/attention_bench.cc)
+target_compile_options(attention_bench PRIVATE ${QUIRE_WARNINGS})
+target_link_libraries(attention_bench PRIVATE kernels)
