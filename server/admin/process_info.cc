@@ -1,0 +1,39 @@
+#include "server/admin/process_info.h"
+
+#include <unistd.h>
+
+#include <ctime>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace quire {
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total_pages = 0;
+  int64_t resident_pages = 0;
+  if (!(file >> total_pages >> resident_pages)) return 0;
+  return resident_pages * ::sysconf(_SC_PAGESIZE);
+}
+
+double SecondsSinceStart() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  if (!std::getline(file, text)) return 0;
+  // Field 22 is the start time in ticks since boot; the command in field 2 may hold spaces.
+  const size_t end_of_command = text.rfind(')');
+  if (end_of_command == std::string::npos) return 0;
+  std::istringstream fields(text.substr(end_of_command + 1));
+  std::string skipped;
+  for (int i = 3; i < 22; ++i) fields >> skipped;
+  double start_ticks = 0;
+  if (!(fields >> start_ticks)) return 0;
+  timespec now{};
+  if (::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  const double since_boot =
+      static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+  return since_boot - start_ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace quire

@@ -1,0 +1,251 @@
+// server/cli/bench.cc -- `quire bench serve`: sends a workload over gRPC and sums up latencies.
+//
+// Tokens in, tokens out, greedy, ends of sequence ignored: what is measured is the server, not the
+// tokenizer. Times are the client's. All requests share one connection.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/status.h"
+#include "bench/workloads.h"
+#include "quire/v1/quire.grpc.pb.h"
+#include "server/cli/client.h"
+#include "server/cli/commands.h"
+
+namespace quire {
+namespace {
+
+namespace pb = ::quire::v1;
+using SteadyClock = std::chrono::steady_clock;
+
+struct BenchOptions {
+  ServerAddress address;
+  std::vector<std::string> workloads = {"W1", "W2", "W3", "W4"};
+  int32_t runs = 1;
+  uint64_t seed = 1234;
+  bool json = false;
+};
+
+struct RunTotals {
+  std::vector<RequestTrace> traces;
+  uint64_t cached_tokens = 0;  // as the server counted
+  uint64_t preemptions = 0;
+  std::string error;  // of the first request that failed
+};
+
+// One run: keeps `concurrency` requests in flight until all prompts are answered.
+class Run {
+ public:
+  Run(pb::Generation::Stub& stub, const Workload& workload) : stub_(stub), workload_(workload) {}
+
+  RunTotals Execute() {
+    totals_.traces.resize(workload_.prompts.size());
+    start_ = SteadyClock::now();
+    const size_t first =
+        std::min(workload_.prompts.size(), static_cast<size_t>(std::max(1, workload_.concurrency)));
+    num_open_ = first;
+    next_ = first;
+    for (size_t i = 0; i < first; ++i) (new Call(*this, i))->Start();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return num_open_ == 0; });
+    return std::move(totals_);
+  }
+
+ private:
+  class Call final : public grpc::ClientReadReactor<pb::GenerateEvent> {
+   public:
+    Call(Run& run, size_t index) : run_(run), index_(index) {
+      const std::vector<TokenId>& prompt = run.workload_.prompts[index];
+      request_.mutable_token_ids()->mutable_ids()->Add(prompt.begin(), prompt.end());
+      request_.mutable_sampling()->set_temperature(0);
+      request_.mutable_stopping()->set_max_tokens(run.workload_.max_tokens);
+      request_.mutable_stopping()->set_ignore_eos(true);
+      request_.mutable_response()->set_text(false);
+      request_.mutable_response()->set_token_ids(true);
+    }
+    void Start() {
+      trace().prompt_tokens = request_.token_ids().ids_size();
+      trace().sent_us = run_.Now();
+      run_.stub_.async()->Generate(&context_, &request_, this);
+      StartRead(&event_);
+      StartCall();
+    }
+    void OnReadDone(bool ok) override {
+      if (!ok) return;  // OnDone follows
+      for (int i = 0; i < event_.delta().token_ids_size(); ++i) {
+        trace().token_us.push_back(run_.Now());
+      }
+      if (event_.has_usage()) usage_ = event_.usage();
+      StartRead(&event_);
+    }
+    void OnDone(const grpc::Status& status) override {
+      run_.Done(status, usage_);
+      delete this;
+    }
+
+   private:
+    // Only this call's reactions touch it until Done.
+    RequestTrace& trace() { return run_.totals_.traces[index_]; }
+
+    Run& run_;
+    const size_t index_;
+    grpc::ClientContext context_;
+    pb::GenerateRequest request_;
+    pb::GenerateEvent event_;
+    pb::Usage usage_;
+  };
+
+  int64_t Now() const {
+    return std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() - start_)
+        .count();
+  }
+
+  void Done(const grpc::Status& status, const pb::Usage& usage) {
+    size_t next = SIZE_MAX;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!status.ok() && totals_.error.empty()) {
+        totals_.error = fmt::format(
+            "{}: {}", absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())),
+            status.error_message());
+      }
+      totals_.cached_tokens += usage.cached_tokens();
+      totals_.preemptions += usage.preemptions();
+      if (next_ < workload_.prompts.size() && totals_.error.empty()) {
+        next = next_++;
+      } else if (--num_open_ == 0) {
+        changed_.notify_all();
+      }
+    }
+    if (next != SIZE_MAX) (new Call(*this, next))->Start();
+  }
+
+  pb::Generation::Stub& stub_;
+  const Workload& workload_;
+  SteadyClock::time_point start_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t num_open_ = 0;  // guarded by mutex_, as are the next two
+  size_t next_ = 0;
+  RunTotals totals_;  // .traces[i] belongs to call i until it is done
+};
+
+void PrintTable(const std::string& name, int run, const LatencySummary& s, const RunTotals& t) {
+  fmt::print(
+      "{} run {}: {} requests, {} prompt + {} output tokens in {:.3f} s, {} prompt tokens cached, "
+      "{} "
+      "preemptions\n",
+      name, run, s.requests, s.prompt_tokens, s.output_tokens, s.duration_s, t.cached_tokens,
+      t.preemptions);
+  fmt::print("  {:<26}{:>10.1f}   (prompt too {:.1f}; one stream {:.1f})\n", "output tokens/s",
+             s.output_tokens_per_s, s.total_tokens_per_s, s.decode_tokens_per_s);
+  const auto line = [](const char* what, const Percentiles& p) {
+    fmt::print("  {:<26}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}\n", what, p.mean, p.p50,
+               p.p90, p.p99, p.max);
+  };
+  fmt::print("  {:<26}{:>10}{:>10}{:>10}{:>10}{:>10}\n", "ms", "mean", "p50", "p90", "p99", "max");
+  line("time to first token", s.ttft_ms);
+  line("between tokens", s.itl_ms);
+  line("whole request", s.e2e_ms);
+}
+
+void WriteJson(const std::string& name, int run, const LatencySummary& s, const RunTotals& t,
+               JsonWriter& w) {
+  const auto percentiles = [&w](const char* key, const Percentiles& p) {
+    w.Key(key);
+    w.BeginObject();
+    for (const auto& [label, value] : {std::pair{"mean", p.mean},
+                                       {"p50", p.p50},
+                                       {"p90", p.p90},
+                                       {"p99", p.p99},
+                                       {"max", p.max}}) {
+      w.Key(label);
+      w.Double(value);
+    }
+    w.EndObject();
+  };
+  w.BeginObject();
+  w.Key("workload");
+  w.String(name);
+  for (const auto& [key, value] : {std::pair<const char*, int64_t>{"run", run},
+                                   {"requests", s.requests},
+                                   {"empty", s.empty},
+                                   {"prompt_tokens", s.prompt_tokens},
+                                   {"output_tokens", s.output_tokens},
+                                   {"cached_tokens", static_cast<int64_t>(t.cached_tokens)},
+                                   {"preemptions", static_cast<int64_t>(t.preemptions)}}) {
+    w.Key(key);
+    w.Int(value);
+  }
+  for (const auto& [key, value] : {std::pair<const char*, double>{"duration_s", s.duration_s},
+                                   {"output_tokens_per_s", s.output_tokens_per_s},
+                                   {"total_tokens_per_s", s.total_tokens_per_s},
+                                   {"decode_tokens_per_s", s.decode_tokens_per_s}}) {
+    w.Key(key);
+    w.Double(value);
+  }
+  percentiles("ttft_ms", s.ttft_ms);
+  percentiles("itl_ms", s.itl_ms);
+  percentiles("e2e_ms", s.e2e_ms);
+  w.EndObject();
+}
+
+int RunBench(const BenchOptions& o) {
+  const std::shared_ptr<grpc::Channel> channel = o.address.Connect();
+  const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(channel);
+  pb::ModelInfo model;
+  grpc::ClientContext context;
+  const grpc::Status status = pb::Admin::NewStub(channel)->GetModelInfo(&context, {}, &model);
+  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
+  JsonWriter json;
+  json.BeginArray();
+  for (const std::string& name : o.workloads) {
+    for (int run = 0; run < o.runs; ++run) {
+      const absl::StatusOr<Workload> workload =
+          MakeWorkload(name, run, static_cast<int32_t>(model.vocab_size()), o.seed);
+      if (!workload.ok()) return Fail(kExitUsage, Message(workload.status()).c_str());
+      const RunTotals totals = Run(*stub, *workload).Execute();
+      if (!totals.error.empty()) return Fail(kExitFailed, totals.error.c_str());
+      const LatencySummary summary = Summarize(totals.traces);
+      if (o.json) {
+        WriteJson(name, run, summary, totals, json);
+      } else {
+        PrintTable(name, run, summary, totals);
+      }
+    }
+  }
+  json.EndArray();
+  if (o.json) fmt::print("{}\n", json.text());
+  return 0;
+}
+
+}  // namespace
+
+Subcommand MakeBench(CLI::App& parent) {
+  auto o = std::make_shared<BenchOptions>();
+  CLI::App* const bench = parent.add_subcommand("bench", "measure a running server");
+  bench->require_subcommand(1);
+  CLI::App* const app =
+      bench->add_subcommand("serve", "send workloads over gRPC; print latencies and rates");
+  o->address.AddOptions(*app);
+  app->add_option("--workload", o->workloads,
+                  "W1 one stream, W2 prefill, W3 64 at once, W4 64 with a shared prefix")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--runs", o->runs, "of each workload, with fresh prompts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--seed", o->seed, "of the prompts")->capture_default_str();
+  app->add_flag("--json", o->json, "print a JSON array instead of tables");
+  return {bench, [o] { return RunBench(*o); }};
+}
+
+}  // namespace quire

@@ -1,0 +1,260 @@
+// server/cli/serve.cc -- `quire serve`: the daemon from its options to its exit.
+#include <fmt/format.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <list>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "server/admin/process_info.h"
+#include "server/cli/commands.h"
+#include "server/config_sources.h"
+#include "server/daemon.h"
+#include "server/load_model.h"
+#include "server/log.h"
+#include "server/version.h"
+
+namespace quire {
+namespace {
+
+// The flags of one option, as CLI11 fills them.
+struct Flag {
+  std::string name;
+  std::string value;
+  CLI::Option* option = nullptr;
+  CLI::Option* negation = nullptr;  // --no-x of a bool
+};
+
+struct ServeOptions {
+  CLI::App* app = nullptr;
+  std::string config;
+  bool check_config = false;
+  std::list<Flag> flags;  // addresses stay
+};
+
+void AddFlags(ServeOptions& serve) {
+  const ServerOptions defaults;
+  ServerOptions::VisitFields(defaults, [&](const OptionInfo& info, const auto&) {
+    Flag& flag = serve.flags.emplace_back();
+    flag.name = std::string(info.name);
+    std::string flags = FlagOf(info.name);
+    if (!info.alias.empty()) flags += "," + FlagOf(info.alias);
+    const std::string initial = ValueOf(defaults, info.name);
+    std::string range;
+    if (!info.choices.empty()) range = fmt::format("; {}", info.choices);
+    const std::string help = fmt::format("{} [{}{}; YAML {}, {}]", info.help,
+                                         initial.empty() ? "no default" : "default " + initial,
+                                         range, info.name, VariableOf(info.name));
+    flag.option = serve.app->add_option(flags, flag.value, help)->type_name(std::string(info.unit));
+    if (IsBoolOption(info.name)) {
+      flag.option->expected(0, 1);
+      flag.negation = serve.app->add_flag("--no-" + FlagOf(info.name).substr(2))->group("");
+    }
+  });
+}
+
+absl::StatusOr<std::vector<Setting>> SettingsOfFlags(const ServeOptions& serve) {
+  const std::vector<std::string> unknown = serve.app->remaining();
+  if (!unknown.empty()) {
+    std::vector<std::string> known = {"--config", "--check-config", "--help"};
+    for (const std::string& name : OptionNames()) known.push_back(FlagOf(name));
+    const std::string flag = unknown[0].substr(0, unknown[0].find('='));
+    return InvalidArgument("{} is not a known option; did you mean {}?", unknown[0],
+                           Nearest(flag, known));
+  }
+  std::vector<Setting> settings;
+  for (const Flag& flag : serve.flags) {
+    const bool negated = flag.negation != nullptr && flag.negation->count() > 0;
+    if (negated) settings.push_back({flag.name, "false", "--no-" + FlagOf(flag.name).substr(2)});
+    if (flag.option->count() == 0) continue;
+    std::string value = flag.value;
+    if (flag.negation != nullptr && value.empty()) value = "true";
+    settings.push_back({flag.name, value, FlagOf(flag.name)});
+  }
+  return settings;
+}
+
+void LogOptions(const ServerOptions& options) {
+  const ServerOptions defaults;
+  ServerOptions::VisitFields(options, [&](const OptionInfo& info, const auto& member) {
+    const bool is_default = ValueOf(defaults, info.name) == fmt::format("{}", member);
+    spdlog::log(is_default ? spdlog::level::debug : spdlog::level::info, "option {}={}{}",
+                info.name, member, is_default ? " (default)" : "");
+  });
+}
+
+void LogLines(std::string_view title, const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (!line.empty()) spdlog::info("{}: {}", title, line);
+  }
+}
+
+// Per request and for all together, apart (they are often mixed up).
+void LogLimits(const ServerFacts& facts, const ServedModel& model) {
+  const ServerOptions& o = facts.options;
+  spdlog::info(
+      "limits of one request: max_model_len={} tokens (prompt and new), {} new tokens "
+      "unless it says otherwise",
+      model.max_model_len,
+      o.default_max_tokens > 0 ? std::to_string(o.default_max_tokens)
+                               : std::string("what is left of it as"));
+  spdlog::info(
+      "limits of all requests: max_num_seqs={} running, max_queued_requests={} waiting, "
+      "max_num_batched_tokens={} per step, pool of {} blocks * {} = {} tokens",
+      o.max_num_seqs, o.max_queued_requests, o.max_num_batched_tokens, facts.memory.num_blocks,
+      facts.memory.block_size, int64_t{facts.memory.num_blocks} * facts.memory.block_size);
+  spdlog::info("limits of one connection: max_message_bytes={}, max_stream_buffer_bytes={}",
+               o.max_message_bytes, o.max_stream_buffer_bytes);
+}
+
+// Until the daemon handles signals itself: nothing is in flight, so leave at once.
+void LeaveWhileLoading(int) {
+  constexpr char kText[] = "quire: stopped while loading\n";
+  const ssize_t ignored = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  (void)ignored;
+  ::_exit(0);
+}
+
+// First signal: drain. Second: now. Third: not even that.
+class SignalHandler {
+ public:
+  SignalHandler(Daemon& daemon, double drain_timeout_s)
+      : daemon_(daemon),
+        timeout_(static_cast<int64_t>(drain_timeout_s * 1e3)),
+        signals_(daemon.edge().io(), SIGTERM, SIGINT) {
+    Wait();
+  }
+
+ private:
+  void Wait() {
+    signals_.async_wait([this](const boost::system::error_code& error, int number) {
+      if (error) return;
+      ++count_;
+      if (count_ == 1) {
+        spdlog::info("signal {}: draining for at most {:.1f} s", number,
+                     static_cast<double>(timeout_.count()) / 1e3);
+        daemon_.Drain(timeout_);
+      } else if (count_ == 2) {
+        spdlog::warn("signal {}: stopping now", number);
+        daemon_.Drain(std::chrono::milliseconds(0));
+      } else {
+        ::_exit(kExitFailed);
+      }
+      Wait();
+    });
+  }
+
+  Daemon& daemon_;
+  const std::chrono::milliseconds timeout_;
+  boost::asio::signal_set signals_;
+  int count_ = 0;  // edge thread
+};
+
+absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const ServerOptions& options,
+                                                    LoadedModel& loaded) {
+  ModelRuntime& runtime = *loaded.runtime;
+  Daemon::Parts parts;
+  parts.facts = {.options = options,
+                 .config = runtime.config(),
+                 .memory = runtime.memory(),
+                 .attention = runtime.attention_name(),
+                 .kv_cache_dtype = runtime.kv_cache_dtype(),
+                 .weight_format = runtime.weight_format(),
+                 .num_threads = runtime.num_threads(),
+                 .start = std::chrono::steady_clock::now(),
+                 .load_s = SecondsSinceStart()};
+  parts.model = loaded.served;
+  parts.fingerprint = fmt::format("{} {} {} {}", options.model, runtime.weight_format(),
+                                  runtime.attention_name(), runtime.kv_cache_dtype());
+  parts.rope_regime = [&runtime](int32_t tokens) { return runtime.RopeRegimeOf(tokens); };
+  parts.blocks = &runtime.block_manager();
+  parts.executor = &runtime.executor();
+  return Daemon::Start(std::move(parts));
+}
+
+void Announce(const Daemon& daemon, const ServedModel& model, const std::string& host) {
+  const ServerFacts& facts = daemon.facts();
+  spdlog::info("ready after {:.2f} s, resident memory {:.1f} MiB, listening on {} port {}",
+               SecondsSinceStart(), static_cast<double>(ResidentBytes()) / (1 << 20), host,
+               daemon.port());
+  const std::string where = (host == "127.0.0.1" || host == "0.0.0.0" || host == "localhost")
+                                ? ""
+                                : fmt::format(" --host {}", host);
+  fmt::print(
+      "{} is ready ({}, {}). Try:\n  quire generate{} --port {} {}\"Why is the sky blue?\"\n",
+      model.name, facts.weight_format, facts.attention, where, daemon.port(),
+      model.render_chat == nullptr ? "--raw " : "");
+  std::fflush(stdout);
+}
+
+int Serve(const ServerOptions& options) {
+  const auto failed = [](const absl::Status& status) {
+    return Fail(kExitFailed, Message(status).c_str());
+  };
+  InitLog(options.log_level);
+  ::signal(SIGTERM, LeaveWhileLoading);
+  ::signal(SIGINT, LeaveWhileLoading);
+  ::signal(SIGPIPE, SIG_IGN);
+  spdlog::info("quire {} starts pid={}", Version(), ::getpid());
+  LogOptions(options);
+  if (const absl::Status port = CheckPort(options.host, options.port); !port.ok()) {
+    return failed(port);
+  }
+  absl::StatusOr<LoadedModel> loaded = LoadModel(options);
+  if (!loaded.ok()) return failed(loaded.status());
+  LogLines("memory", loaded->runtime->memory().ToString());
+  const absl::StatusOr<std::unique_ptr<Daemon>> daemon = StartDaemon(options, *loaded);
+  if (!daemon.ok()) return failed(daemon.status());
+  LogLimits((*daemon)->facts(), loaded->served);
+  if (!loaded->served.no_chat.ok()) spdlog::warn("no chat: {}", Message(loaded->served.no_chat));
+  {
+    const SignalHandler signals(**daemon, options.drain_timeout_s);
+    Announce(**daemon, loaded->served, options.host);
+    const absl::Status end = (*daemon)->Wait();
+    (*daemon)->Stop();
+    if (!end.ok()) return failed(end);
+  }
+  const RequestCounts counts = (*daemon)->edge().counts();
+  spdlog::info(
+      "stopped: {} requests ok, {} cancelled, {} past their deadline, {} failed, {} refused",
+      counts.ok, counts.cancelled, counts.deadline, counts.failed, counts.refused);
+  return 0;
+}
+
+int RunServe(const ServeOptions& serve) {
+  const absl::StatusOr<std::vector<Setting>> flags = SettingsOfFlags(serve);
+  if (!flags.ok()) return Fail(kExitUsage, Message(flags.status()).c_str());
+  const absl::StatusOr<ServerOptions> options = LoadOptions(*flags, serve.config, Environment());
+  if (!options.ok()) return Fail(kExitUsage, Message(options.status()).c_str());
+  if (!serve.check_config) return Serve(*options);
+  ServerOptions::VisitFields(*options, [](const OptionInfo& info, const auto& member) {
+    fmt::print("{}: {}\n", info.name, member);
+  });
+  return 0;
+}
+
+}  // namespace
+
+Subcommand MakeServe(CLI::App& parent) {
+  auto serve = std::make_shared<ServeOptions>();
+  serve->app = parent.add_subcommand("serve", "load a model and serve it over gRPC");
+  serve->app->allow_extras();
+  serve->app
+      ->add_option("--config", serve->config, "a YAML file of the options below [QUIRE_CONFIG]")
+      ->type_name("path");
+  serve->app->add_flag("--check-config", serve->check_config,
+                       "check all options, print them and leave; reads no model");
+  AddFlags(*serve);
+  return {serve->app, [serve] { return RunServe(*serve); }};
+}
+
+}  // namespace quire

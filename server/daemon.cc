@@ -1,0 +1,85 @@
+// server/daemon.cc -- see daemon.h.
+#include "server/daemon.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace quire {
+namespace {
+
+// Calls that neither the drain nor its deadline ended: watchers of the health service.
+constexpr std::chrono::milliseconds kGrace{100};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
+  const ServerOptions& o = parts.facts.options;
+  SchedulerOptions scheduling{.max_num_seqs = o.max_num_seqs,
+                              .max_num_batched_tokens = o.max_num_batched_tokens,
+                              .max_model_len = parts.model.max_model_len,
+                              .max_queued_requests = o.max_queued_requests,
+                              .enable_prefix_caching = o.enable_prefix_caching,
+                              .fingerprint = parts.fingerprint,
+                              .rope_regime = parts.rope_regime};
+  RETURN_IF_ERROR(Validate(scheduling));
+  std::unique_ptr<Daemon> self(new Daemon(std::move(parts), std::move(scheduling)));
+  self->edge_.Start(self->engine_);
+  self->engine_.Start();
+  const ServerOptions& options = self->parts_.facts.options;
+  ASSIGN_OR_RETURN(self->server_,
+                   GrpcServer::Start({.host = options.host,
+                                      .port = options.port,
+                                      .max_message_bytes = options.max_message_bytes},
+                                     self->generation_, self->admin_));
+  return self;
+}
+
+Daemon::Daemon(Parts parts, SchedulerOptions options)
+    : parts_(std::move(parts)),
+      scheduler_(std::move(options), *parts_.blocks),
+      edge_(*parts_.model.tokenizer,
+            static_cast<size_t>(parts_.facts.options.max_stream_buffer_bytes)),
+      engine_(
+          scheduler_, *parts_.executor,
+          [this](std::span<const TokenEvent> events) {
+            edge_.Publish({events.begin(), events.end()});
+          },
+          [this](const absl::Status& fatal) {
+            // After the events of all the requests that it failed.
+            edge_.Post([this, fatal] { SetDone(fatal); });
+          }),
+      generation_(parts_.model, edge_),
+      admin_(parts_.facts, parts_.model, engine_, edge_) {}
+
+Daemon::~Daemon() { Stop(); }
+
+void Daemon::Drain(std::chrono::milliseconds timeout) {
+  server_->SetServing(false);
+  edge_.Drain(Clock::now() + timeout, [this] { SetDone(absl::OkStatus()); });
+}
+
+void Daemon::SetDone(absl::Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) status_ = std::move(status);
+    done_ = true;
+  }
+  changed_.notify_all();
+}
+
+absl::Status Daemon::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return done_; });
+  return status_;
+}
+
+void Daemon::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  if (server_ != nullptr) server_->Shutdown(kGrace);  // needs edge and engine
+  engine_.Drain(Clock::time_point::min());
+  engine_.Join();
+  edge_.Stop();  // after the engine's last events and the last reactor's end
+}
+
+}  // namespace quire

@@ -1,0 +1,71 @@
+// server/daemon.h -- scheduler, engine, edge and gRPC server, wired together.
+//
+// `quire serve` gives it a loaded model; tests give it a fake executor. Start, Drain and Stop are
+// called from one thread; Drain also from the edge thread (signals).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/status.h"
+#include "scheduler/engine.h"
+#include "server/admin/admin_service.h"
+#include "server/edge/edge.h"
+#include "server/grpc/generation_service.h"
+#include "server/grpc/grpc_server.h"
+#include "server/served_model.h"
+
+namespace quire {
+
+class Daemon {
+ public:
+  struct Parts {
+    ServerFacts facts;
+    ServedModel model;
+    std::string fingerprint;  // see SchedulerOptions
+    std::function<std::string(int32_t)> rope_regime;
+    BlockManager* blocks = nullptr;  // both outlive the daemon
+    Executor* executor = nullptr;
+  };
+
+  // Listens and serves when it returns. ERRORS: kUnavailable (port), kInvalidArgument (limits).
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(Parts parts);
+  ~Daemon();
+
+  int32_t port() const { return server_->port(); }
+  Edge& edge() { return edge_; }
+  const Engine& engine() const { return engine_; }
+  const ServerFacts& facts() const { return parts_.facts; }
+
+  // Health says NOT_SERVING, nothing new is accepted, what runs may end until `timeout` has passed.
+  // Any thread; a second call shortens the time.
+  void Drain(std::chrono::milliseconds timeout);
+  // Until the drain is over or the engine has failed; its error then.
+  absl::Status Wait();
+  // Ends all threads. Done by the destructor, too.
+  void Stop();
+
+ private:
+  explicit Daemon(Parts parts, SchedulerOptions options);
+  void SetDone(absl::Status status);
+
+  Parts parts_;
+  Scheduler scheduler_;
+  Edge edge_;
+  Engine engine_;
+  GenerationService generation_;
+  AdminService admin_;
+  std::unique_ptr<GrpcServer> server_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;    // guarded by mutex_
+  absl::Status status_;  // guarded by mutex_
+  bool stopped_ = false;
+};
+
+}  // namespace quire

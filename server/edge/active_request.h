@@ -1,0 +1,62 @@
+// server/edge/active_request.h -- a request between the engine's events and its client.
+//
+// Turns TokenEvents into calls of a StreamSink: text per branch, one end per branch, one close.
+// Edge thread; pure logic without clock, socket or lock, so tests drive it directly.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/edge/branch_text.h"
+#include "server/edge/generation.h"
+
+namespace quire {
+
+class ActiveRequest {
+ public:
+  // sink: alive until OnClosed was called or Detach.
+  ActiveRequest(const Tokenizer& tokenizer, Generation generation, StreamSink* sink);
+
+  const Generation& generation() const { return generation_; }
+  bool accepted() const { return accepted_; }
+  // The sink was closed or detached; the engine may still owe events.
+  bool closed() const { return sink_ == nullptr; }
+  StreamSink* sink() const { return sink_; }
+
+  // Takes the engine's next event. A command is returned if a stop string matched: the engine then
+  // ends that branch. After event.request_done the sink is closed.
+  std::optional<Finish> Apply(const TokenEvent& event);
+
+  // Closes the sink now, whatever the engine still sends: slow reader, drain deadline.
+  void Close(const absl::Status& status);
+
+  // The sink is going away; nothing is sent any more.
+  void Detach() { sink_ = nullptr; }
+
+  // How the request ended, once it has; for log and counters.
+  const absl::Status& outcome() const { return outcome_; }
+  const RequestStats& stats() const { return stats_; }
+
+ private:
+  struct Branch {
+    BranchText text;
+    bool matched = false;  // a stop string ended it before the engine knew
+    bool ended = false;
+  };
+
+  void EndBranch(Branch& branch, const TokenEvent& event);
+  int32_t CompletionTokens() const;
+
+  const Generation generation_;
+  StreamSink* sink_;
+  std::vector<Branch> branches_;
+  bool accepted_ = false;
+  absl::Status outcome_;
+  RequestStats stats_;
+};
+
+// What a reason means to the caller of the RPC. kStop and kLength are OK.
+absl::Status StatusOfReason(FinishReason reason, const absl::Status& error);
+
+}  // namespace quire

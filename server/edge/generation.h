@@ -1,0 +1,60 @@
+// server/edge/generation.h -- what crosses between a front end (gRPC) and the edge. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "scheduler/request.h"
+
+namespace quire {
+
+// One checked request: what the engine gets, and what only the edge needs.
+struct Generation {
+  std::string client_id;  // unique among the requests in flight
+  std::shared_ptr<const Request> request;
+  std::vector<std::string> stop_strings;
+  bool include_stop_in_output = false;
+  bool skip_special_tokens = true;
+  bool want_text = true;
+  bool want_token_ids = false;
+  Clock::time_point queue_deadline = Clock::time_point::max();
+};
+
+// What is new in one branch.
+struct Delta {
+  int32_t branch = 0;
+  std::string text;
+  std::vector<TokenId> token_ids;  // empty unless asked for
+  std::vector<Sampled> logprobs;   // one per new token if asked for
+};
+
+struct BranchEnd {
+  int32_t branch = 0;
+  FinishReason reason = FinishReason::kNone;
+  TokenId stop_token = -1;  // that ended it, or -1
+  std::string stop_string;  // that ended it, or empty
+  int32_t completion_tokens = 0;
+};
+
+// Where a request's output goes: one gRPC call. All functions run on the edge thread, in the order
+// OnAccepted, OnDelta ..., OnBranchEnd (one for each branch), OnClosed. OnClosed is always the last
+// and comes exactly once; a refusal or a client that left may bring it first.
+class StreamSink {
+ public:
+  virtual ~StreamSink() = default;
+  // stats: prompt_tokens, cached_tokens, queue_us.
+  virtual void OnAccepted(const RequestStats& stats) = 0;
+  virtual void OnDelta(Delta delta) = 0;
+  // last: the request's figures, with its last branch only; else null.
+  virtual void OnBranchEnd(const BranchEnd& end, const RequestStats* last) = 0;
+  // accepted: whether OnAccepted came before.
+  virtual void OnClosed(const absl::Status& status, bool accepted, const RequestStats& stats) = 0;
+  // What waits for a slow reader.
+  virtual size_t buffered_bytes() const = 0;
+};
+
+}  // namespace quire

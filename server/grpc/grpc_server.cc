@@ -1,0 +1,118 @@
+// server/grpc/grpc_server.cc -- see grpc_server.h.
+#include "server/grpc/grpc_server.h"
+
+#include <grpc/support/log.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <netdb.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "grpc/health/v1/health.pb.h"
+
+namespace quire {
+namespace {
+
+constexpr const char* kServices[] = {"quire.v1.Generation", "quire.v1.Admin"};
+
+std::vector<std::string> ReflectedServices() {
+  // Names a symbol of health.proto, so that its descriptor is linked and can be told.
+  (void)::grpc::health::v1::HealthCheckRequest::descriptor();
+  return {"quire.v1.Generation", "quire.v1.Admin", "grpc.health.v1.Health",
+          "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"};
+}
+
+// gRPC's own log lines are for developers; what an operator must know, we say ourselves.
+void LogOfGrpc(gpr_log_func_args* args) {
+  spdlog::debug("grpc {}:{} {}", args->file, args->line, args->message);
+}
+
+std::string Address(const std::string& host, int32_t port) {
+  const bool is_ipv6 = host.find(':') != std::string::npos && host.front() != '[';
+  return is_ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+absl::Status CannotListen(const std::string& host, int32_t port, std::string_view reason) {
+  return Error(absl::StatusCode::kUnavailable,
+               "port={} on host={} can't be listened on: {}; choose another --port (0 = any)", port,
+               host, reason);
+}
+
+}  // namespace
+
+absl::Status CheckPort(const std::string& host, int32_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const std::string bare =
+      host.size() > 1 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+  if (const int error = ::getaddrinfo(bare.c_str(), std::to_string(port).c_str(), &hints, &found);
+      error != 0) {
+    return InvalidArgument("host={} is no address of this machine: {}", host,
+                           ::gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  const int fd = ::socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, 0);
+  if (fd < 0) return CannotListen(host, port, std::strerror(errno));
+  const int yes = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  const bool bound = ::bind(fd, found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd, 1) == 0;
+  const int error = errno;
+  ::close(fd);
+  return bound ? absl::OkStatus() : CannotListen(host, port, std::strerror(error));
+}
+
+GrpcServer::GrpcServer() : reflection_(ReflectedServices()) {}
+GrpcServer::~GrpcServer() = default;
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options,
+                                                              GenerationService& generation,
+                                                              AdminService& admin) {
+  gpr_set_log_function(LogOfGrpc);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  std::unique_ptr<GrpcServer> self(new GrpcServer);
+
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(Address(options.host, options.port), grpc::InsecureServerCredentials(),
+                           &self->port_);
+  builder.RegisterService(&generation);
+  builder.RegisterService(&admin);
+  builder.RegisterService(&self->reflection_);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  // A second daemon on the same port is a mistake, not a share.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Clients may ping often and without calls: long prefills look idle to them.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  // Finds clients that vanished without closing.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  self->server_ = builder.BuildAndStart();
+  if (self->server_ == nullptr || self->port_ == 0) {
+    return CannotListen(options.host, options.port, "it is in use, or not an address of ours");
+  }
+  self->SetServing(true);
+  return self;
+}
+
+void GrpcServer::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* const health = server_->GetHealthCheckService();
+  for (const char* name : kServices) health->SetServingStatus(name, serving);
+  health->SetServingStatus(serving);  // all known names, "" included
+}
+
+void GrpcServer::Shutdown(std::chrono::milliseconds grace) {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() + grace);
+  server_->Wait();
+}
+
+}  // namespace quire

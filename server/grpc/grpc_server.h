@@ -1,0 +1,52 @@
+// server/grpc/grpc_server.h -- the listening gRPC server: our services, health and reflection.
+//
+// Health (grpc.health.v1) knows "", quire.v1.Generation and quire.v1.Admin; Check of another name
+// is NOT_FOUND. The daemon listens only once it is ready, so NOT_SERVING means draining.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "server/admin/admin_service.h"
+#include "server/grpc/generation_service.h"
+#include "server/grpc/reflection_service.h"
+
+namespace quire {
+
+class GrpcServer {
+ public:
+  struct Options {
+    std::string host;
+    int32_t port = 0;  // 0 = any
+    int64_t max_message_bytes = 0;
+  };
+
+  // The services outlive the server. ERRORS: kUnavailable naming host and port.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options,
+                                                           GenerationService& generation,
+                                                           AdminService& admin);
+  ~GrpcServer();
+
+  int32_t port() const { return port_; }
+  // Any thread.
+  void SetServing(bool serving);
+  // Closes the port, waits for calls up to `grace`, cancels the rest; returns when all are done.
+  void Shutdown(std::chrono::milliseconds grace);
+
+ private:
+  GrpcServer();
+
+  ReflectionService reflection_;
+  std::unique_ptr<grpc::Server> server_;
+  int32_t port_ = 0;
+};
+
+// Whether host:port can be listened on, before the model is loaded. ERRORS: kUnavailable with the
+// system's reason; kInvalidArgument for a host that is none.
+absl::Status CheckPort(const std::string& host, int32_t port);
+
+}  // namespace quire

@@ -1,0 +1,114 @@
+// server/load_model.cc -- see load_model.h.
+#include "server/load_model.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "models/weights/gguf.h"
+
+namespace quire {
+namespace {
+
+// Absent keys are fine: the tokenizer names what it can't do without. A key of the wrong type
+// isn't.
+template <typename T, typename Value>
+absl::Status Take(const absl::StatusOr<T>& found, Value& out) {
+  if (found.ok()) {
+    out = *found;
+    return absl::OkStatus();
+  }
+  return found.status().code() == absl::StatusCode::kNotFound ? absl::OkStatus() : found.status();
+}
+
+absl::StatusOr<GgufVocabulary> ReadVocabulary(const GgufFile& file) {
+  const std::string prefix = "tokenizer.ggml.";
+  GgufVocabulary v;
+  RETURN_IF_ERROR(Take(file.GetString(prefix + "model"), v.model));
+  RETURN_IF_ERROR(Take(file.GetString(prefix + "pre"), v.pre));
+  RETURN_IF_ERROR(Take(file.GetStringArray(prefix + "tokens"), v.tokens));
+  RETURN_IF_ERROR(Take(file.GetStringArray(prefix + "merges"), v.merges));
+  std::vector<int64_t> types;
+  RETURN_IF_ERROR(Take(file.GetIntArray(prefix + "token_type"), types));
+  v.token_types.reserve(types.size());
+  for (const int64_t type : types) v.token_types.push_back(static_cast<int32_t>(type));
+  std::vector<double> scores;
+  RETURN_IF_ERROR(Take(file.GetFloatArray(prefix + "scores"), scores));
+  v.scores.reserve(scores.size());
+  for (const double score : scores) v.scores.push_back(static_cast<float>(score));
+  RETURN_IF_ERROR(Take(file.GetInt(prefix + "bos_token_id"), v.bos_token_id));
+  RETURN_IF_ERROR(Take(file.GetInt(prefix + "eos_token_id"), v.eos_token_id));
+  RETURN_IF_ERROR(Take(file.GetInt(prefix + "eot_token_id"), v.eot_token_id));
+  RETURN_IF_ERROR(Take(file.GetInt(prefix + "unknown_token_id"), v.unknown_token_id));
+  RETURN_IF_ERROR(Take(file.GetInt(prefix + "padding_token_id"), v.padding_token_id));
+  RETURN_IF_ERROR(Take(file.GetBool(prefix + "add_bos_token"), v.add_bos_token));
+  RETURN_IF_ERROR(Take(file.GetBool(prefix + "add_eos_token"), v.add_eos_token));
+  RETURN_IF_ERROR(Take(file.GetBool(prefix + "add_space_prefix"), v.add_space_prefix));
+  RETURN_IF_ERROR(Take(file.GetString("tokenizer.chat_template"), v.chat_template));
+  return v;
+}
+
+absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerOptions& options,
+                                                               const ModelRuntime& runtime) {
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (const GgufFile* const gguf = runtime.gguf()) {
+    ASSIGN_OR_RETURN(const GgufVocabulary vocabulary, ReadVocabulary(*gguf));
+    ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromGguf(vocabulary));
+  } else {
+    ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromDirectory(options.model));
+  }
+  return std::shared_ptr<const Tokenizer>(std::move(tokenizer));
+}
+
+// Every id that ends an answer: the model's files and the tokenizer may each know some.
+std::vector<TokenId> EndTokens(const ModelConfig& config, const Tokenizer& tokenizer) {
+  std::vector<TokenId> ids = config.eos_token_ids;
+  if (tokenizer.eos_id()) ids.push_back(*tokenizer.eos_id());
+  if (tokenizer.eot_id()) ids.push_back(*tokenizer.eot_id());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
+  LoadedModel loaded;
+  ASSIGN_OR_RETURN(
+      loaded.runtime,
+      ModelRuntime::Load({.model = options.model,
+                          .attention = options.attention,
+                          .cpu_isa = options.cpu_isa,
+                          .num_threads = options.num_threads,
+                          .kv_cache_dtype = options.kv_cache_dtype,
+                          .block_size = options.block_size,
+                          .max_model_len = options.max_model_len,
+                          .max_num_seqs = options.max_num_seqs,
+                          .max_num_batched_tokens = options.max_num_batched_tokens,
+                          .memory = {.memory_utilization = options.memory_utilization,
+                                     .kv_cache_memory_bytes = options.kv_cache_memory_bytes,
+                                     .num_blocks = options.num_blocks}}));
+  const ModelRuntime& runtime = *loaded.runtime;
+  ServedModel& served = loaded.served;
+  ASSIGN_OR_RETURN(served.tokenizer, LoadTokenizer(options, runtime));
+  if (served.tokenizer->vocab_size() > runtime.config().vocab_size) {
+    return InvalidArgument(
+        "{}: the tokenizer has {} tokens, the model only {} rows; they don't "
+        "belong together",
+        options.model, served.tokenizer->vocab_size(), runtime.config().vocab_size);
+  }
+  const std::filesystem::path path(options.model);
+  served.name = !options.served_model_name.empty() ? options.served_model_name
+                : path.has_filename()              ? path.stem().string()
+                                                   : path.parent_path().filename().string();
+  served.vocab_size = runtime.config().vocab_size;
+  served.max_model_len = runtime.max_model_len();
+  served.default_max_tokens = options.default_max_tokens;
+  served.max_message_bytes = static_cast<size_t>(options.max_message_bytes);
+  served.eos_token_ids = EndTokens(runtime.config(), *served.tokenizer);
+  served.no_chat = absl::UnimplementedError("this build has no chat templates");
+  return loaded;
+}
+
+}  // namespace quire

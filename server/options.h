@@ -1,0 +1,169 @@
+// server/options.h -- every option of the daemon, declared once.
+//
+// VisitFields is the only list. From it come the flag (--max-num-seqs), the environment variable
+// (QUIRE_MAX_NUM_SEQS), the YAML key (max_num_seqs), the help text, the range check and the lines
+// of the start-up log. A new option is one member and one visit() line.
+//
+// Precedence: flag, then environment, then YAML, then the default here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace quire {
+
+// What is to be known of an option besides its member.
+struct OptionInfo {
+  std::string_view name;  // as in YAML
+  std::string_view unit;  // for people: "tokens", "bytes", "path" ...
+  std::string_view help;  // one sentence without a full stop
+  double min = 0;         // numbers only, inclusive
+  double max = 0;
+  std::string_view alias = {};    // another name that operators know
+  std::string_view choices = {};  // strings only: "a|b|c"; empty = any
+};
+
+struct ServerOptions {
+  // What is served.
+  std::string model;
+  std::string served_model_name;
+  std::string chat_template;
+  std::string python = "python3";
+  // Limits of one request.
+  int32_t max_model_len = 0;
+  int32_t default_max_tokens = 0;
+  // Limits of all requests together.
+  int32_t max_num_seqs = 64;
+  int32_t max_num_batched_tokens = 512;
+  int32_t max_queued_requests = 1024;
+  // The block pool.
+  int32_t block_size = 16;
+  int32_t num_blocks = 0;
+  int64_t kv_cache_memory_bytes = 0;
+  double memory_utilization = 0.8;
+  std::string kv_cache_dtype = "auto";
+  bool enable_prefix_caching = true;
+  // Compute.
+  std::string attention = "flash";
+  std::string cpu_isa = "auto";
+  int32_t num_threads = 0;
+  // Network.
+  std::string host = "127.0.0.1";
+  int32_t port = 50051;
+  int64_t max_message_bytes = 16 << 20;
+  int64_t max_stream_buffer_bytes = 1 << 20;
+  double drain_timeout_s = 30;
+  std::string log_level = "info";
+
+  // visit(OptionInfo, member)
+  template <typename Self, typename Visitor>
+  static void VisitFields(Self& o, Visitor&& visit) {
+    constexpr double kMaxInt = 2147483647;
+    visit(OptionInfo{"model", "path", "a .gguf file, or a folder with config.json and safetensors"},
+          o.model);
+    visit(OptionInfo{"served_model_name", "name", "what clients call it; empty: the file's name"},
+          o.served_model_name);
+    visit(
+        OptionInfo{"chat_template", "path", "a Jinja file to use instead of the model's template"},
+        o.chat_template);
+    visit(OptionInfo{"python", "command", "the Python with jinja2 that renders chat templates"},
+          o.python);
+    visit(OptionInfo{"max_model_len", "tokens",
+                     "prompt and new tokens of one request; 0: what the model and the pool allow",
+                     0, kMaxInt},
+          o.max_model_len);
+    visit(OptionInfo{"default_max_tokens", "tokens",
+                     "new tokens where a request names no limit; 0: what is left of max_model_len",
+                     0, kMaxInt},
+          o.default_max_tokens);
+    visit(OptionInfo{"max_num_seqs", "sequences", "that run at the same time", 1, 4096},
+          o.max_num_seqs);
+    visit(OptionInfo{"max_num_batched_tokens", "tokens", "computed in one step, all requests", 1,
+                     1 << 20},
+          o.max_num_batched_tokens);
+    visit(OptionInfo{"max_queued_requests", "requests",
+                     "that wait to run; one more is refused with RESOURCE_EXHAUSTED", 1, 1 << 20},
+          o.max_queued_requests);
+    visit(OptionInfo{"block_size", "tokens", "per cache block: 8, 16, 32, 64 or 128", 8, 128},
+          o.block_size);
+    visit(OptionInfo{"num_blocks", "blocks", "in the pool; 0: by the rules below", 0, kMaxInt},
+          o.num_blocks);
+    visit(OptionInfo{"kv_cache_memory_bytes", "bytes", "of the pool; 0: by memory_utilization", 0,
+                     1e15},
+          o.kv_cache_memory_bytes);
+    visit(OptionInfo{"memory_utilization", "share",
+                     "of the memory that this process may use; weights and buffers included", 0.01,
+                     1, "gpu_memory_utilization"},
+          o.memory_utilization);
+    visit(OptionInfo{"kv_cache_dtype", "type", "of keys and values in the pool", 0, 0,
+                     "cache_dtype", "auto|float32|bfloat16|float16"},
+          o.kv_cache_dtype);
+    visit(OptionInfo{"enable_prefix_caching", "true or false", "share equal beginnings of prompts"},
+          o.enable_prefix_caching);
+    visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
+    visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
+          o.cpu_isa);
+    visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,
+                     1024},
+          o.num_threads);
+    visit(
+        OptionInfo{"host", "address", "to listen on; 0.0.0.0 for all (there is no authentication)"},
+        o.host);
+    visit(OptionInfo{"port", "TCP port", "of gRPC; 0: any free one, printed at start", 0, 65535},
+          o.port);
+    visit(OptionInfo{"max_message_bytes", "bytes", "of one gRPC message, in or out", 1024, kMaxInt},
+          o.max_message_bytes);
+    visit(OptionInfo{"max_stream_buffer_bytes", "bytes",
+                     "kept for a client that reads slowly, before its request is cancelled", 4096,
+                     kMaxInt},
+          o.max_stream_buffer_bytes);
+    visit(OptionInfo{"drain_timeout_s", "seconds",
+                     "for running requests to end after SIGTERM, before they are cut", 0, 86400},
+          o.drain_timeout_s);
+    visit(OptionInfo{"log_level",
+                     "level",
+                     "of the log on standard error",
+                     0,
+                     0,
+                     {},
+                     "trace|debug|info|warning|error"},
+          o.log_level);
+  }
+};
+
+// One value from one source, as text.
+struct Setting {
+  std::string name;  // as in YAML
+  std::string value;
+  std::string where;     // "--port", "QUIRE_PORT" or "quire.yaml:3"
+  bool is_text = false;  // quoted in YAML: not a number and not a bool
+};
+
+// "--max-num-seqs", "QUIRE_MAX_NUM_SEQS".
+std::string FlagOf(std::string_view name);
+std::string VariableOf(std::string_view name);
+
+// The member's value as text: what help and log show.
+std::string ValueOf(const ServerOptions& options, std::string_view name);
+
+// All names and aliases.
+std::vector<std::string> OptionNames();
+bool IsBoolOption(std::string_view name);
+
+// The candidate that differs from `name` in the fewest letters.
+std::string Nearest(std::string_view name, const std::vector<std::string>& candidates);
+
+// Sets the member of that name (or alias). ERRORS: kInvalidArgument with source, name, value and
+// what would be right; unknown names with the nearest known one.
+absl::Status ApplySetting(const Setting& setting, ServerOptions& options);
+
+// What ties options together, and names of kernels (the instruction set is selected). Reads no
+// model. ERRORS: kInvalidArgument naming the options that contradict each other and a way out.
+absl::Status Validate(const ServerOptions& options);
+
+}  // namespace quire
