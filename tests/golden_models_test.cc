@@ -147,9 +147,9 @@ TEST_P(GoldenModel, HiddenStatesAndLogitsAtEveryPosition) {
 INSTANTIATE_TEST_SUITE_P(
     All, GoldenModel,
     testing::Combine(testing::ValuesIn(Checkpoints()), testing::Values("eager", "flash")),
-    [](const auto& info) {
+    [](const auto& param) {
       std::string name =
-          fs::path(std::get<0>(info.param)).filename().string() + "_" + std::get<1>(info.param);
+          fs::path(std::get<0>(param.param)).filename().string() + "_" + std::get<1>(param.param);
       std::replace_if(
           name.begin(), name.end(),
           [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');

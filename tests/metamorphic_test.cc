@@ -240,8 +240,8 @@ std::vector<std::string> Models() {
   return models;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Metamorphic, testing::ValuesIn(Models()), [](const auto& info) {
-  std::string name = info.param.substr(info.param.rfind('/') + 1);
+INSTANTIATE_TEST_SUITE_P(Models, Metamorphic, testing::ValuesIn(Models()), [](const auto& param) {
+  std::string name = param.param.substr(param.param.rfind('/') + 1);
   std::replace_if(
       name.begin(), name.end(),
       [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
