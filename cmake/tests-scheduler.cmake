@@ -1,2 +1,4 @@
 quire_test(scheduler_test DEPS scheduler)
 quire_test(scheduler_simulation_test DEPS scheduler)
+quire_test(scheduler_cases_test DEPS scheduler)
+quire_test(scheduler_sharing_cases_test DEPS scheduler)
