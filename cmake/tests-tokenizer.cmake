@@ -1,2 +1,3 @@
 # Tests of tokenizer/.
 quire_test(tokenizer_reference_test DEPS tokenizer)
+quire_test(chat_template_test DEPS tokenizer)
