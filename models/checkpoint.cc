@@ -24,7 +24,7 @@ absl::StatusOr<JsonFields> ReadConfig(const fs::path& path) {
       Json::Parse(text, {.max_bytes = kMaxConfigBytes, .max_depth = kMaxConfigDepth});
   if (!json.ok()) return Annotate(json.status(), path.string());
   if (!json->is_object()) return InvalidArgument("{}: must be a JSON object", path.string());
-  return JsonFields(*std::move(json), path.filename().string());
+  return JsonFields(*std::move(json), path.string());
 }
 
 void AddIds(const std::vector<TokenId>& ids, std::vector<TokenId>& out) {
@@ -126,9 +126,7 @@ absl::StatusOr<LoadedCheckpoint> OpenCheckpoint(const std::string& path) {
   LoadedCheckpoint out;
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    absl::StatusOr<ModelConfig> config = ConfigFromDirectory(path);
-    if (!config.ok()) return Annotate(config.status(), path);
-    out.config = *std::move(config);
+    ASSIGN_OR_RETURN(out.config, ConfigFromDirectory(path));
     ASSIGN_OR_RETURN(auto weights, SafetensorsSource::OpenDirectory(path));
     if (!weights->ignored_files().empty()) {
       std::string names;
