@@ -168,4 +168,14 @@ std::string RopeRegime(const ModelConfig& config, int32_t prompt_tokens) {
   return regime;
 }
 
+int32_t LongestSequence(const ModelConfig& config) {
+  double longest = config.max_position;
+  for (const RopeConfig& rope : config.ropes) {
+    if (rope.type == RopeType::kDynamic && rope.factor > 1.0f) {
+      longest = std::max(longest, static_cast<double>(config.max_position) * rope.factor);
+    }
+  }
+  return static_cast<int32_t>(std::min(longest, static_cast<double>(1 << 30)));
+}
+
 }  // namespace quire

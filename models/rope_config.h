@@ -22,6 +22,10 @@ RopeFrequencies ComputeRope(const RopeConfig& rope, int32_t max_position, int32_
 // True if the frequencies depend on `length`.
 bool IsLengthDependent(const RopeConfig& rope);
 
+// The longest sequence worth serving: max_position, which dynamic rope stretches by its factor
+// (its max_position is the length up to which nothing is scaled).
+int32_t LongestSequence(const ModelConfig& config);
+
 // What of `prompt_tokens` decides the pages' content, for the prefix root: "" unless the model is
 // length dependent. Two prompts with equal regimes may share pages.
 std::string RopeRegime(const ModelConfig& config, int32_t prompt_tokens);

@@ -96,11 +96,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
 
   ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(options.model));
   const ModelConfig& config = checkpoint_.config;
-  if (options.max_model_len > config.max_position) {
+  const int32_t longest = LongestSequence(config);
+  if (options.max_model_len > longest) {
     return InvalidArgument("max_model_len={} exceeds the model's {} positions; lower it",
-                           options.max_model_len, config.max_position);
+                           options.max_model_len, longest);
   }
-  max_model_len_ = options.max_model_len > 0 ? options.max_model_len : config.max_position;
+  max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
   ASSIGN_OR_RETURN(

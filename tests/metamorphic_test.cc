@@ -25,14 +25,14 @@ struct BranchOutput {
 };
 using Outputs = std::map<std::pair<RequestId, int32_t>, BranchOutput>;
 
-struct Setup {
+struct EngineSetup {
   HarnessOptions harness;
   int32_t max_num_seqs = 64;
   int32_t budget = 512;
   bool prefix_caching = false;
 };
 
-struct Run {
+struct Outcome {
   Outputs outputs;
   SchedulerStats stats;
   int64_t cached_tokens = 0;
@@ -40,8 +40,8 @@ struct Run {
 };
 
 // Runs `rounds` of requests, each round to its end before the next one starts.
-Run RunRounds(const std::string& model, Setup setup,
-              const std::vector<std::vector<std::shared_ptr<const Request>>>& rounds) {
+Outcome RunRounds(const std::string& model, EngineSetup setup,
+                  const std::vector<std::vector<std::shared_ptr<const Request>>>& rounds) {
   setup.harness.max_tokens_per_step = setup.budget;
   setup.harness.max_seqs = setup.max_num_seqs;
   auto opened = ModelHarness::Open(model, setup.harness);
@@ -50,11 +50,11 @@ Run RunRounds(const std::string& model, Setup setup,
   SchedulerOptions options;
   options.max_num_seqs = setup.max_num_seqs;
   options.max_num_batched_tokens = setup.budget;
-  options.max_model_len = h.config().max_position;
+  options.max_model_len = LongestSequence(h.config());
   options.enable_prefix_caching = setup.prefix_caching;
   options.rope_regime = [&h](int32_t n) { return RopeRegime(h.config(), n); };
   Scheduler scheduler(options, h.blocks());
-  Run run;
+  Outcome run;
   for (const auto& round : rounds) {
     std::vector<TokenEvent> events;
     for (const auto& request : round) scheduler.Apply(Submit{request}, events);
@@ -122,7 +122,7 @@ class Metamorphic : public testing::TestWithParam<std::string> {
   Outputs Solo(const std::vector<std::shared_ptr<const Request>>& requests) const {
     Outputs all;
     for (const auto& r : requests) {
-      Run run = RunRounds(GetParam(), {}, {{r}});
+      Outcome run = RunRounds(GetParam(), {}, {{r}});
       EXPECT_EQ(run.used_at_end, 0);
       all.merge(run.outputs);
     }
@@ -135,7 +135,7 @@ TEST_P(Metamorphic, BatchChunksThreadsAndPageSizesChangeNoBit) {
   const Outputs solo = Solo(requests);
   struct Case {
     const char* name;
-    Setup setup;
+    EngineSetup setup;
   };
   const Case cases[] = {
       {"all at once", {}},
@@ -155,13 +155,13 @@ TEST_P(Metamorphic, BatchChunksThreadsAndPageSizesChangeNoBit) {
       for (const auto& r : requests) {
         if (r->sampling.n == 1) single.push_back(r);
       }
-      const Run run = RunRounds(GetParam(), c.setup, {single});
+      const Outcome run = RunRounds(GetParam(), c.setup, {single});
       ASSERT_FALSE(run.outputs.empty());
       for (const auto& [key, out] : run.outputs) EXPECT_EQ(out, solo.at(key)) << c.name;
       EXPECT_GT(run.stats.steps, static_cast<int64_t>(single.size()) * 8);
       continue;
     }
-    const Run run = RunRounds(GetParam(), c.setup, {requests});
+    const Outcome run = RunRounds(GetParam(), c.setup, {requests});
     EXPECT_EQ(run.outputs, solo) << c.name;
     EXPECT_GT(run.stats.forks, 0) << c.name;
     EXPECT_EQ(run.used_at_end, 0) << c.name;
@@ -171,8 +171,9 @@ TEST_P(Metamorphic, BatchChunksThreadsAndPageSizesChangeNoBit) {
 TEST_P(Metamorphic, PrefixHitsChangeNoBit) {
   const auto requests = Requests(count());
   const Outputs solo = Solo(requests);
-  const Run run = RunRounds(GetParam(), {.harness = {.num_blocks = 200}, .prefix_caching = true},
-                            {requests, Requests(count(), 1000)});
+  const Outcome run =
+      RunRounds(GetParam(), {.harness = {.num_blocks = 200}, .prefix_caching = true},
+                {requests, Requests(count(), 1000)});
   EXPECT_GT(run.cached_tokens, 0);
   EXPECT_EQ(run.stats.prefix_hit_tokens, run.cached_tokens);
   ASSERT_EQ(run.outputs.size(), 2 * solo.size());
@@ -187,7 +188,7 @@ TEST_P(Metamorphic, PreemptionChangesNoBit) {
   const Outputs solo = Solo(requests);
   for (const bool caching : {false, true}) {
     // The largest request has 69 + 27 tokens in 3 branches: 4 shared pages and 3 x 3 own ones.
-    const Run run = RunRounds(
+    const Outcome run = RunRounds(
         GetParam(), {.harness = {.num_blocks = 15}, .budget = 64, .prefix_caching = caching},
         {requests});
     EXPECT_GE(run.stats.preemptions, 3);
@@ -205,7 +206,7 @@ TEST_P(Metamorphic, ForksShareTheirPromptAndCopyOnWrite) {
   four->id = 77;
   four->sampling.n = 4;
   Outputs solo = Solo({one});
-  const Run alone = RunRounds(GetParam(), {}, {{four}});
+  const Outcome alone = RunRounds(GetParam(), {}, {{four}});
   // k owners of the tail page: at most k - 1 copies.
   EXPECT_EQ(alone.stats.page_copies, 3);
   EXPECT_EQ(alone.stats.forks, 3);
@@ -213,7 +214,7 @@ TEST_P(Metamorphic, ForksShareTheirPromptAndCopyOnWrite) {
   EXPECT_EQ(alone.outputs.at({77, 0}), solo.at({one->id, 0}));  // branch 0 of n is n = 1
   EXPECT_NE(alone.outputs.at({77, 1}).tokens, alone.outputs.at({77, 0}).tokens);
   requests.push_back(four);
-  const Run mixed =
+  const Outcome mixed =
       RunRounds(GetParam(), {.harness = {.num_threads = 2}, .budget = 64}, {requests});
   for (int32_t b = 0; b < 4; ++b) {
     EXPECT_EQ(mixed.outputs.at({77, b}), alone.outputs.at({77, b})) << "branch " << b;
@@ -224,7 +225,7 @@ TEST_P(Metamorphic, ForksShareTheirPromptAndCopyOnWrite) {
 TEST_P(Metamorphic, FreedPagesHoldNoInfluence) {
   const auto requests = Requests(count());
   const Outputs solo = Solo(requests);
-  const Run run =
+  const Outcome run =
       RunRounds(GetParam(), {.harness = {.num_blocks = 64, .poison = true}}, {requests});
   EXPECT_EQ(run.outputs, solo);
 }

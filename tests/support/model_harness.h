@@ -12,6 +12,7 @@
 #include "models/checkpoint.h"
 #include "models/decoder.h"
 #include "models/executor.h"
+#include "models/rope_config.h"
 #include "paged_cache/block_manager.h"
 #include "paged_cache/page_storage.h"
 #include "scheduler/sequence.h"
@@ -67,7 +68,7 @@ class ModelHarness {
       dry.Reset();
       RETURN_IF_ERROR(h->model_
                           ->Forward(builder.BuildDry(options.max_tokens_per_step, seqs,
-                                                     loaded.config.max_position, layout),
+                                                     LongestSequence(loaded.config), layout),
                                     none, dry)
                           .status());
     }
@@ -86,7 +87,7 @@ class ModelHarness {
     auto request = std::make_shared<Request>();
     request->prompt = prompt;
     request->sampling.temperature = 0;
-    request->stop.max_tokens = config_.max_position;
+    request->stop.max_tokens = LongestSequence(config_);
     auto seq = std::make_unique<Sequence>();
     seq->request = std::move(request);
     seq->tokens = std::move(prompt);
