@@ -31,7 +31,9 @@ inline std::string ReadBytes(const std::string& path) {
   return out.str();
 }
 
+// A new file each time: some file systems flush to disk when an old one is cut and written again.
 inline void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::filesystem::remove(path);
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out << bytes;
   CHECK(out.good(), "{}", path);
