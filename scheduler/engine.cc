@@ -37,7 +37,9 @@ void Engine::Leave() { entered_.fetch_sub(1, std::memory_order_relaxed); }
 
 bool Engine::Post(Submit submit) {
   const std::lock_guard lock(post_mutex_);
-  return accepting() && inbox_.TryPush(std::move(submit));
+  if (!accepting()) return false;
+  inbox_.ForcePush(std::move(submit));
+  return true;
 }
 
 void Engine::PostCancel(Cancel cancel) { ForcePost(std::move(cancel)); }
