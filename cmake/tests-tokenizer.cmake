@@ -1,3 +1,4 @@
 # Tests of tokenizer/.
 quire_test(tokenizer_reference_test DEPS tokenizer)
 quire_test(chat_template_test DEPS tokenizer)
+quire_test(tokenizer_gguf_test DEPS tokenizer)
