@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "models/weights/gguf.h"
+#include "tokenizer/chat_template.h"
 
 namespace quire {
 namespace {
@@ -61,6 +62,41 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerOptio
   return std::shared_ptr<const Tokenizer>(std::move(tokenizer));
 }
 
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return Error(absl::StatusCode::kNotFound, "chat_template={} is not a file", path);
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  if (file.bad()) return InvalidArgument("chat_template={} can't be read", path);
+  return text;
+}
+
+// The daemon serves all but chat if this fails.
+absl::Status StartChatTemplate(const ServerOptions& options, ServedModel& served) {
+  ChatTemplateOptions chat;
+  if (options.chat_template.empty()) {
+    chat.template_text = served.tokenizer->chat_template();
+    if (chat.template_text.empty()) {
+      return absl::FailedPreconditionError(
+          "the model has no chat template; give one by --chat-template, or send text");
+    }
+  } else {
+    ASSIGN_OR_RETURN(chat.template_text, ReadFile(options.chat_template));
+  }
+  chat.special_tokens = served.tokenizer->special_tokens();
+  chat.python = options.python;
+  ASSIGN_OR_RETURN(std::shared_ptr<ChatTemplate> started, ChatTemplate::Create(std::move(chat)));
+  served.render_chat = [started = std::move(started)](const ChatPrompt& prompt) {
+    return started->Render({.messages_json = prompt.messages_json,
+                            .tools_json = prompt.tools_json,
+                            .kwargs_json = prompt.kwargs_json,
+                            .add_generation_prompt = prompt.add_generation_prompt});
+  };
+  return absl::OkStatus();
+}
+
 // Every id that ends an answer: the model's files and the tokenizer may each know some.
 std::vector<TokenId> EndTokens(const ModelConfig& config, const Tokenizer& tokenizer) {
   std::vector<TokenId> ids = config.eos_token_ids;
@@ -107,7 +143,9 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
   served.default_max_tokens = options.default_max_tokens;
   served.max_message_bytes = static_cast<size_t>(options.max_message_bytes);
   served.eos_token_ids = EndTokens(runtime.config(), *served.tokenizer);
-  served.no_chat = absl::UnimplementedError("this build has no chat templates");
+  served.no_chat = StartChatTemplate(options, served);
+  // A template that the operator chose and that can't be used is a mistake of the configuration.
+  if (!options.chat_template.empty()) RETURN_IF_ERROR(served.no_chat);
   return loaded;
 }
 

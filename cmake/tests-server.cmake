@@ -1,0 +1,37 @@
+# Tests of server/: options, the daemon over a scripted executor, and the real daemon on the real
+# model with a Python client.
+if(QUIRE_SERVER)
+  quire_test(options_test DEPS server)
+  quire_test(branch_text_test DEPS server)
+  quire_test(server_test DEPS server TIMEOUT 300)
+  quire_test(server_faults_test DEPS server TIMEOUT 600)
+
+  # The Python that has grpc is the system's, whatever comes first in PATH.
+  find_program(QUIRE_GRPC_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
+  if(NOT QUIRE_GRPC_PYTHON)
+    set(QUIRE_GRPC_PYTHON ${Python3_EXECUTABLE})
+  endif()
+  set(stubs ${CMAKE_BINARY_DIR}/gen-python)
+  add_custom_command(
+    OUTPUT ${stubs}/quire/v1/quire_pb2.py ${stubs}/quire/v1/quire_pb2_grpc.py ${stubs}/quire.desc
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${stubs}
+    COMMAND protobuf::protoc -I. --python_out=${stubs} --grpc_out=${stubs}
+            --plugin=protoc-gen-grpc=$<TARGET_FILE:gRPC::grpc_python_plugin> quire/v1/quire.proto
+    COMMAND protobuf::protoc -I. --descriptor_set_out=${stubs}/quire.desc ${proto_files}
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/proto
+    DEPENDS ${CMAKE_SOURCE_DIR}/proto/quire/v1/quire.proto
+    VERBATIM)
+  add_custom_target(python_stubs ALL DEPENDS ${stubs}/quire/v1/quire_pb2.py)
+
+  if(DEFINED ENV{QUIRE_SMOLLM2})
+    set(smollm2 $ENV{QUIRE_SMOLLM2})
+  else()
+    set(smollm2 ${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf)
+  endif()
+  foreach(name generate serve)
+    add_test(NAME e2e_${name}_test
+      COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}_test.py)
+    set_tests_properties(e2e_${name}_test PROPERTIES TIMEOUT 900 ENVIRONMENT
+      "QUIRE_BINARY=$<TARGET_FILE:quire>;QUIRE_STUBS=${stubs};QUIRE_SMOLLM2=${smollm2}")
+  endforeach()
+endif()
