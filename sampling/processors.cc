@@ -82,7 +82,7 @@ void BanRepeatedNgrams(const SampleRow& row, Logits logits, SamplerScratch& scra
   const size_t length = static_cast<size_t>(row.params->no_repeat_ngram_size) - 1;
   if (history.size() < length) return;
   const size_t start = history.size() - length;  // the pattern is history[start, ...)
-  std::vector<int32_t>& fail = scratch.order;    // fail[q]: longest border of the first q tokens
+  std::vector<int32_t>& fail = scratch.borders;  // fail[q]: longest border of the first q tokens
   fail.assign(length + 1, 0);
   const auto advance = [&](size_t matched, TokenId token) {
     while (matched > 0 && (matched == length || history[start + matched] != token)) {
@@ -177,16 +177,10 @@ void Retain(SamplerScratch& s, Keep keep) {
   s.values.resize(kept);
 }
 
-// Sums in order of ids, so that the result depends on the row alone.
-double Sum(std::span<const float> weights) {
-  double sum = 0;
-  for (float w : weights) sum += w;
-  return sum;
-}
-
-void FillOrder(SamplerScratch& s) {
-  s.order.resize(s.ids.size());
-  for (size_t i = 0; i < s.order.size(); ++i) s.order[i] = static_cast<int32_t>(i);
+// Keeps what is in front of or at the cut.
+void RetainTo(const MassCut& cut, SamplerScratch& s) {
+  Retain(s,
+         [&](size_t i) { return s.keys[i] < cut.key || (s.keys[i] == cut.key && i <= cut.index); });
 }
 
 // arXiv:2411.07641: logits within n standard deviations of the largest. The ratio of distances is
@@ -212,38 +206,36 @@ void TopNSigma(const SamplingParams& params, SamplerScratch& s) {
 
 // Ties with the k-th logit stay.
 void TopK(const SamplingParams& params, SamplerScratch& s) {
-  const size_t k = static_cast<size_t>(params.top_k);
-  if (k >= s.ids.size()) return;
-  SelectTop(s.values, k, s.best);
-  const float cut = s.best.front().logprob;
-  Retain(s, [&](size_t i) { return s.values[i] >= cut; });
+  const double k = params.top_k;
+  if (k >= static_cast<double>(s.ids.size())) return;
+  s.keys.resize(s.ids.size());
+  for (size_t i = 0; i < s.ids.size(); ++i) s.keys[i] = DescendingKey(s.values[i]);
+  const MassCut cut = SelectMass(
+      s.keys, [](size_t) { return 1.0; }, [&](double count) { return count >= k; });
+  Retain(s, [&](size_t i) { return s.keys[i] <= cut.key; });
 }
 
 // From logits to weights. Distances to the best are divided, not the logits: nothing overflows at
-// any temperature. An infinite best is its own equal.
+// any temperature.
 void Temperature(const SamplingParams& params, SamplerScratch& s) {
-  const float best = *std::max_element(s.values.begin(), s.values.end());
-  for (float& x : s.values) {
-    x = x == best ? 1.0f : std::exp((x - best) / params.temperature);
+  const float best = s.values[static_cast<size_t>(ArgMax(s.values))];
+  if (std::isinf(best)) {  // several such logits share the mass
+    for (float& x : s.values) x = x == best ? 1.0f : 0.0f;
+    return;
   }
+  ExpWeights(s.values, best, params.temperature, s.values);
 }
 
 // arXiv:1904.09751: the shortest best-first prefix with mass top_p; of equal tokens the lower ids.
 // The share is rounded to float32 before the comparison, so that 12 of 40 equal tokens are 0.3.
 void TopP(const SamplingParams& params, SamplerScratch& s) {
-  const double total = Sum(s.values);
-  FillOrder(s);
-  const auto better = [&](int32_t a, int32_t b) {
-    return s.values[a] > s.values[b] || (s.values[a] == s.values[b] && a < b);
-  };
-  const size_t kept = SelectMass(s.order, s.values, better, [&](double mass) {
-    return static_cast<float>(mass / total) >= params.top_p;
-  });
-  const int32_t worst = s.order[kept - 1];
-  const float cut = s.values[worst];
-  Retain(s, [&](size_t i) {
-    return s.values[i] > cut || (s.values[i] == cut && static_cast<int32_t>(i) <= worst);
-  });
+  const double total = SumOf(s.values);
+  s.keys.resize(s.ids.size());
+  for (size_t i = 0; i < s.ids.size(); ++i) s.keys[i] = DescendingKey(s.values[i]);
+  RetainTo(SelectMass(
+               s.keys, [&](size_t i) { return s.values[i]; },
+               [&](double mass) { return static_cast<float>(mass / total) >= params.top_p; }),
+           s);
 }
 
 // arXiv:2407.01082. The best token's weight is 1.
@@ -254,23 +246,19 @@ void MinP(const SamplingParams& params, SamplerScratch& s) {
 // arXiv:2202.00666: tokens whose surprise is nearest to the entropy, up to the mass; ties with the
 // last one stay.
 void Typical(const SamplingParams& params, SamplerScratch& s) {
-  const double total = Sum(s.values), log_total = std::log(total);
-  double entropy = 0;
+  const double total = SumOf(s.values), log_total = std::log(total);
+  double sum = 0;  // of weight * log(weight)
+  for (float w : s.values) sum += w > 0 ? w * std::log(w) : 0;
+  const double entropy = log_total - sum / total;
   s.keys.resize(s.ids.size());
   for (size_t i = 0; i < s.ids.size(); ++i) {
-    s.keys[i] = log_total - std::log(static_cast<double>(s.values[i]));  // surprise; inf if 0
-    if (s.values[i] > 0) entropy += s.values[i] / total * s.keys[i];
+    const double surprise = log_total - std::log(s.values[i]);  // infinite if the weight is 0
+    s.keys[i] = AscendingKey(static_cast<float>(std::fabs(surprise - entropy)));
   }
-  for (double& key : s.keys) key = std::fabs(key - entropy);
-  FillOrder(s);
-  const auto better = [&](int32_t a, int32_t b) {
-    return s.keys[a] < s.keys[b] || (s.keys[a] == s.keys[b] && a < b);
-  };
-  const size_t kept = SelectMass(s.order, s.values, better, [&](double mass) {
-    return static_cast<float>(mass / total) >= params.typical_p;
-  });
-  const double cut = s.keys[s.order[kept - 1]];
-  Retain(s, [&](size_t i) { return s.keys[i] <= cut; });
+  const MassCut cut = SelectMass(
+      s.keys, [&](size_t i) { return s.values[i]; },
+      [&](double mass) { return static_cast<float>(mass / total) >= params.typical_p; });
+  Retain(s, [&](size_t i) { return s.keys[i] <= cut.key; });
 }
 
 struct Filter {

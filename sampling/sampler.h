@@ -42,15 +42,15 @@ struct SamplerScratch {
   std::vector<float> values;
   std::vector<TokenId> ids;
   std::vector<TokenId> touched;
-  std::vector<int32_t> counts;     // [vocab_size], all 0 between calls
-  std::vector<int32_t> order;      // indices: of candidates, or a failure function
-  std::vector<double> keys;        // per candidate
-  std::vector<TokenLogprob> best;  // a bounded heap
+  std::vector<int32_t> counts;   // [vocab_size], all 0 between calls
+  std::vector<int32_t> borders;  // a failure function
+  std::vector<uint32_t> keys;    // of candidates, for selection
+  std::vector<double> sums;      // of weights before each block
 };
 
-// The uniform of a row is PhiloxUniform(seed, branch, prompt.size() + output.size(), 0); the token
-// is the first kept one, in order of ids, at which the running sum of weights exceeds it. NaN
-// logits never win; a row of NaNs or with nothing allowed gives the lowest allowed id.
+// The uniform of a row is PhiloxUniform(seed, branch, prompt.size() + output.size(), 0) + 2^-25;
+// the token is the first kept one, in order of ids, at which the running share of weights exceeds
+// it. NaN logits never win; a row of NaNs or with nothing allowed gives the lowest allowed id.
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch);
 
 // Uniform in [0, 1) with 24 bits: draw `draw` at (seed, branch, position). The top 24 bits of the

@@ -1,9 +1,10 @@
-// sampling/selection.h -- best-k and best-by-mass without sorting the vocabulary.
+// sampling/selection.h -- best-k and best-by-mass in linear time, without sorting the vocabulary.
 //
 // Called by processors.cc and sampler.cc; pure; thread: any.
 #pragma once
 
-#include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,39 +16,78 @@ namespace quire {
 // The lowest index of the largest value; -1 if there is none above -infinity. NaN is never largest.
 int32_t ArgMax(std::span<const float> values);
 
-// The k best of `values` as (index, value), in heap order with the worst in front; ties go to the
-// lower index and NaN counts as -infinity. O(n + k log k log(n / k)) for values in random order.
-void SelectTop(std::span<const float> values, size_t k, std::vector<TokenLogprob>& heap);
+// The k best of `values` as (index, value), best first; ties go to the lower index and NaN counts
+// as -infinity. For small k: a bounded heap.
+void SelectTop(std::span<const float> values, size_t k, std::vector<TokenLogprob>& best);
 
-// Reorders `order` so that its first n entries are the shortest best-first prefix whose weights sum
-// to `enough`, and returns n; entry n - 1 is the worst of them. Returns order.size() if no prefix
-// is enough. Expected O(order.size()): halves are partitioned, only the last few are sorted.
-// REQUIRES: `better` is a strict total order; `enough` is monotone.
-template <typename Better, typename Enough>
-size_t SelectMass(std::vector<int32_t>& order, std::span<const float> weights, Better better,
-                  Enough enough) {
-  constexpr size_t kSorted = 64;
-  size_t first = 0;            // everything before is in the prefix
-  size_t last = order.size();  // a prefix of this length is enough, or it is all there is
-  double mass = 0;             // of [0, first)
-  while (last - first > kSorted) {
-    const size_t middle = first + (last - first) / 2;
-    std::nth_element(order.begin() + first, order.begin() + middle, order.begin() + last, better);
-    double half = 0;
-    for (size_t i = first; i < middle; ++i) half += weights[order[i]];
-    if (enough(mass + half)) {
-      last = middle;
-    } else {
-      mass += half;
-      first = middle;
+// Maps floats to integers in the same order (ascending) or the opposite one (descending). The two
+// zeros are equal. REQUIRES: not NaN.
+inline uint32_t AscendingKey(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value + 0.0f);
+  return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u);
+}
+inline uint32_t DescendingKey(float value) { return ~AscendingKey(value); }
+
+// An element is in front of or at the cut if its key is smaller, or equal and its index not larger.
+struct MassCut {
+  uint32_t key = 0;
+  size_t index = 0;
+};
+
+// Where the shortest prefix ends whose weights, in order of (key, index), sum to `enough`: a radix
+// selection over mass, three passes. If rounding leaves no prefix enough, the last element with any
+// weight. REQUIRES: not empty; weights not negative, one of them positive; enough(mass) monotone.
+template <typename Weight, typename Enough>
+MassCut SelectMass(std::span<const uint32_t> keys, Weight weight, Enough enough) {
+  constexpr int kBits[] = {10, 11, 11};
+  double buckets[1 << 11];
+  double before = 0;  // mass of the keys below `prefix`
+  uint32_t prefix = 0, known = 0;
+  int shift = 32;
+  for (int bits : kBits) {
+    shift -= bits;
+    const uint32_t count = uint32_t{1} << bits;
+    for (uint32_t b = 0; b < count; ++b) buckets[b] = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if ((keys[i] & known) == prefix) buckets[(keys[i] >> shift) & (count - 1)] += weight(i);
     }
+    uint32_t chosen = 0;
+    double skipped = before;
+    for (uint32_t b = 0; b < count; ++b) {
+      if (buckets[b] <= 0) continue;
+      before = skipped;
+      chosen = b;
+      if (enough(skipped + buckets[b])) break;
+      skipped += buckets[b];
+    }
+    prefix |= chosen << shift;
+    known |= (count - 1) << shift;
   }
-  std::sort(order.begin() + first, order.begin() + last, better);
-  while (first < last) {
-    mass += weights[order[first++]];
-    if (enough(mass)) return first;
+  MassCut cut{.key = prefix};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i] != prefix) continue;
+    cut.index = i;
+    before += weight(i);
+    if (enough(before)) break;
   }
-  return last;
+  return cut;
+}
+
+// weights[i] = e^((values[i] - best) / temperature), within 3e-7 of its value; 0 below e^-87 and
+// for NaN. The same bits on every machine, at a third of the C library's time. In place is fine.
+// REQUIRES: best is finite and the largest; temperature > 0.
+void ExpWeights(std::span<const float> values, float best, float temperature,
+                std::span<float> weights);
+
+// Four running sums, so that additions overlap; the order is fixed.
+inline double SumOf(std::span<const float> values) {
+  double lanes[4] = {0, 0, 0, 0};
+  size_t i = 0;
+  for (; i + 4 <= values.size(); i += 4) {
+    for (size_t j = 0; j < 4; ++j) lanes[j] += values[i + j];
+  }
+  for (; i < values.size(); ++i) lanes[0] += values[i];
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
 }  // namespace quire
