@@ -8,6 +8,9 @@ namespace quire {
 namespace {
 
 constexpr std::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Outside a class, Oniguruma's \w has the superscripts and fractions of Latin-1 besides; within one
+// it has not (measured; nothing else differs).
+constexpr std::string_view kWordExtra = R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
 constexpr std::array<std::string_view, 8> kBooleanProperties = {
     "Alphabetic", "Uppercase",          "Lowercase",      "White_Space",
     "Emoji",      "Emoji_Presentation", "Emoji_Modifier", "Any"};
@@ -89,10 +92,11 @@ class Translator {
       case 'S':
         return Replace(2, R"(\P{White_Space})");
       case 'w':
-        return Replace(2, in_class_ ? std::string(kWordClass) : fmt::format("[{}]", kWordClass));
+        return Replace(
+            2, in_class_ ? std::string(kWordClass) : fmt::format("[{}{}]", kWordClass, kWordExtra));
       case 'W':
         if (in_class_) return Unsupported("\\W in a class");
-        return Replace(2, fmt::format("[^{}]", kWordClass));
+        return Replace(2, fmt::format("[^{}{}]", kWordClass, kWordExtra));
       case 'p':
       case 'P':
         return Property();
