@@ -154,8 +154,20 @@ def decoded():
     return out
 
 
+def gaps():
+    """Ids with holes, and a vocabulary that has the added token itself."""
+    spec = json.loads((HERE / "gpt2" / "tokenizer.json").read_text())
+    vocab = spec["model"]["vocab"]
+    vocab["<|endoftext|>"] = 800
+    spec["model"]["vocab"] = {t: i + (50 if i >= 300 else 0) for t, i in vocab.items()}
+    spec["added_tokens"][0]["id"] = 850
+    tok = Tokenizer.from_str(json.dumps(spec))
+    return {"first_moved_id": 300, "gap": 50, "cases": [[t, tok.encode(t).ids] for t in ["The quick answer<|endoftext|>", "tokens are cached", ""] + texts(20)]}
+
+
 doc = {"tokenizers": tokenizers.__version__, "pieces": pieces(), "added": added(), "decoded": decoded()}
 lines = [f'"tokenizers": {json.dumps(doc["tokenizers"])}']
 for key in ("pieces", "added", "decoded"):
     lines.append(f'"{key}": [\n' + ",\n".join(json.dumps(entry, ensure_ascii=True, separators=(",", ":")) for entry in doc[key]) + "\n]")
+lines.append('"gaps": ' + json.dumps(gaps(), ensure_ascii=True, separators=(",", ":")))
 (HERE / "extra.json").write_text("{" + ",\n".join(lines) + "}\n")
