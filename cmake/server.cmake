@@ -25,14 +25,16 @@ foreach(file ${proto_files})
     VERBATIM)
   list(APPEND proto_sources ${outputs})
 endforeach()
+add_custom_target(proto_sources DEPENDS ${proto_sources})
 add_library(proto STATIC ${proto_sources})
+add_dependencies(proto proto_sources)
 target_include_directories(proto SYSTEM PUBLIC ${proto_out})
 target_link_libraries(proto PUBLIC gRPC::grpc++ protobuf::libprotobuf)
 set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 
 quire_module(server DEPS models scheduler tokenizer sampling bench base proto gRPC::grpc++
              gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11)
-target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED BOOST_ASIO_NO_TS_EXECUTORS
+target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 
 add_executable(quire ${CMAKE_SOURCE_DIR}/server/main.cc)

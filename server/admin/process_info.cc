@@ -9,14 +9,6 @@
 
 namespace quire {
 
-int64_t ResidentBytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t total_pages = 0;
-  int64_t resident_pages = 0;
-  if (!(file >> total_pages >> resident_pages)) return 0;
-  return resident_pages * ::sysconf(_SC_PAGESIZE);
-}
-
 double SecondsSinceStart() {
   std::ifstream file("/proc/self/stat");
   std::string text;

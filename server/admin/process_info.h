@@ -1,12 +1,9 @@
 // server/admin/process_info.h -- what the kernel knows of this process.
 #pragma once
 
-#include <cstdint>
+#include "base/memory_info.h"  // ResidentBytes()
 
 namespace quire {
-
-// Resident set, bytes; 0 where /proc can't be read.
-int64_t ResidentBytes();
 
 // Seconds since the process was started, as the kernel counted; 0 where /proc can't be read.
 double SecondsSinceStart();
