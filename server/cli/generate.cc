@@ -25,8 +25,11 @@ struct GenerateOptions {
   std::string system;
   bool raw = false;
   bool stats = false;
-  std::optional<float> temperature, top_p, min_p;
-  std::optional<int32_t> top_k, n, max_tokens;
+  // A person at a terminal wants the same short answer each time; the API's own defaults differ.
+  float temperature = 0;
+  int32_t max_tokens = 256;
+  std::optional<float> top_p, min_p;
+  std::optional<int32_t> top_k, n;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   double timeout_s = 0;
@@ -47,13 +50,13 @@ pb::GenerateRequest ToRequest(const GenerateOptions& o) {
     message.set_content(o.prompt);
   }
   pb::SamplingParams& sampling = *request.mutable_sampling();
-  if (o.temperature) sampling.set_temperature(*o.temperature);
+  sampling.set_temperature(o.temperature);
   if (o.top_p) sampling.set_top_p(*o.top_p);
   if (o.min_p) sampling.set_min_p(*o.min_p);
   if (o.top_k) sampling.set_top_k(*o.top_k);
   if (o.n) sampling.set_n(*o.n);
   if (o.seed) sampling.set_seed(*o.seed);
-  if (o.max_tokens) request.mutable_stopping()->set_max_tokens(*o.max_tokens);
+  if (o.max_tokens > 0) request.mutable_stopping()->set_max_tokens(o.max_tokens);
   for (const std::string& stop : o.stop) request.mutable_stopping()->add_stop(stop);
   return request;
 }
@@ -115,12 +118,14 @@ Subcommand MakeGenerate(CLI::App& parent) {
   o->address.AddOptions(*app);
   app->add_flag("--raw", o->raw, "continue the text itself, without the chat template");
   app->add_option("--system", o->system, "system message before the prompt");
-  app->add_option("--temperature", o->temperature, "0 = always the most likely token");
+  app->add_option("--temperature", o->temperature, "0 = always the most likely token")
+      ->capture_default_str();
   app->add_option("--top-p", o->top_p, "probability mass kept");
   app->add_option("--top-k", o->top_k, "tokens kept; 0 = all");
   app->add_option("--min-p", o->min_p, "relative to the best token's probability");
   app->add_option("--seed", o->seed, "the same seed gives the same answer");
-  app->add_option("--max-tokens", o->max_tokens, "new tokens per answer");
+  app->add_option("--max-tokens", o->max_tokens, "new tokens per answer; 0 = the server's limit")
+      ->capture_default_str();
   app->add_option("--stop", o->stop, "text that ends the answer; may be given several times");
   app->add_option("-n,--n", o->n, "answers")->check(CLI::Range(1, 128));
   app->add_option("--timeout", o->timeout_s, "seconds; 0 = none");
