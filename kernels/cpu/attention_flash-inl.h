@@ -25,11 +25,25 @@ struct FlashPass {
   int32_t to[kFlashRows];
 };
 
+// Where the next tile's keys are: read ahead while this one is computed, since pages lie anywhere
+// and the hardware's prefetchers stop at their ends. A pointer to what is in use asks for nothing
+// new.
+struct Ahead {
+  const std::byte* k[kKeyTile / 16];
+  int64_t stride;  // bytes from d to d + 1
+};
+struct AheadValues {
+  const std::byte* v;
+  int64_t stride;     // bytes from key to key + 1
+  int64_t vec_bytes;  // of 16 values
+};
+
 // s[r][key] = scale * sum over d of q[d][r] * k[d][key]: R rows, NV vectors of 16 keys. Heads wider
 // than kDimChain are summed in runs of it, through `s`.
 template <int R, int NV>
-inline void ScoreBlock(const float* q, const float* const* k, int64_t k_stride, int32_t head_dim,
-                       float scale, float* s) {
+inline void ScoreBlock(const float* q, const float* const* k, const std::byte* const* ahead,
+                       int64_t ahead_stride, int64_t k_stride, int32_t head_dim, float scale,
+                       float* s) {
   for (int32_t d0 = 0; d0 < head_dim; d0 += kDimChain) {
     const int32_t d1 = head_dim - d0 < kDimChain ? head_dim : d0 + kDimChain;
     Vec acc[R][NV];
@@ -41,7 +55,11 @@ inline void ScoreBlock(const float* q, const float* const* k, int64_t k_stride, 
     for (int32_t d = d0; d < d1; ++d) {
       Vec key[NV];
       QUIRE_UNROLL
-      for (int v = 0; v < NV; ++v) key[v] = Load(k[v] + d * k_stride);
+      for (int v = 0; v < NV; ++v) {
+        key[v] = Load(k[v] + d * k_stride);
+        Pin(key[v]);
+        Prefetch(ahead[v] + d * ahead_stride);
+      }
       QUIRE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Vec x = Set1(q[d * R + r]);
@@ -64,8 +82,8 @@ inline void ScoreBlock(const float* q, const float* const* k, int64_t k_stride, 
 
 // acc[r][dim] += sum over keys of p[r][key] * v[key][dim]: R rows, NV vectors of 16 dims.
 template <int R, int NV>
-inline void ValueBlock(const float* p, int32_t num_keys, const float* v, int64_t v_stride,
-                       float* acc, int32_t ld_acc) {
+inline void ValueBlock(const float* p, int32_t num_keys, const float* v, const AheadValues& ahead,
+                       int64_t v_stride, int32_t dim, float* acc, int32_t ld_acc) {
   Vec sum[R][NV];
   QUIRE_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -75,7 +93,11 @@ inline void ValueBlock(const float* p, int32_t num_keys, const float* v, int64_t
   for (int32_t key = 0; key < num_keys; ++key) {
     Vec x[NV];
     QUIRE_UNROLL
-    for (int i = 0; i < NV; ++i) x[i] = Load(v + key * v_stride + i * 16);
+    for (int i = 0; i < NV; ++i) {
+      x[i] = Load(v + key * v_stride + i * 16);
+      Pin(x[i]);
+      Prefetch(ahead.v + key * ahead.stride + (dim / 16 + i) * ahead.vec_bytes);
+    }
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec w = Set1(p[r * kFlashLdScores + key]);
@@ -91,76 +113,79 @@ inline void ValueBlock(const float* p, int32_t num_keys, const float* v, int64_t
 }
 
 template <int R>
-inline void ScoreRows(const float* q, const float* const* k, int64_t k_stride, int v0, int v1,
-                      int32_t head_dim, float scale, float* s) {
+inline void ScoreRows(const float* q, const float* const* k, const Ahead& ahead, int64_t k_stride,
+                      int v0, int v1, int32_t head_dim, float scale, float* s) {
   while (v0 < v1) {
     if constexpr (kMaxVecs >= 4) {
       if (v1 - v0 >= 4) {
-        ScoreBlock<R, 4>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+        ScoreBlock<R, 4>(q, k + v0, ahead.k + v0, ahead.stride, k_stride, head_dim, scale,
+                         s + v0 * 16);
         v0 += 4;
         continue;
       }
       if (v1 - v0 >= 2) {
-        ScoreBlock<R, 2>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+        ScoreBlock<R, 2>(q, k + v0, ahead.k + v0, ahead.stride, k_stride, head_dim, scale,
+                         s + v0 * 16);
         v0 += 2;
         continue;
       }
     }
-    ScoreBlock<R, 1>(q, k + v0, k_stride, head_dim, scale, s + v0 * 16);
+    ScoreBlock<R, 1>(q, k + v0, ahead.k + v0, ahead.stride, k_stride, head_dim, scale, s + v0 * 16);
     ++v0;
   }
 }
 
 template <int R>
-inline void ValueRows(const float* p, int32_t num_keys, const float* v, int64_t v_stride,
-                      int32_t dv16, float* acc) {
+inline void ValueRows(const float* p, int32_t num_keys, const float* v, const AheadValues& ahead,
+                      int64_t v_stride, int32_t dv16, float* acc) {
   int32_t dim = 0;
   if constexpr (kMaxVecs >= 4) {
     for (; dim + 64 <= dv16; dim += 64) {
-      ValueBlock<R, 4>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+      ValueBlock<R, 4>(p, num_keys, v + dim, ahead, v_stride, dim, acc + dim, dv16);
     }
     for (; dim + 32 <= dv16; dim += 32) {
-      ValueBlock<R, 2>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+      ValueBlock<R, 2>(p, num_keys, v + dim, ahead, v_stride, dim, acc + dim, dv16);
     }
   }
   for (; dim < dv16; dim += 16) {
-    ValueBlock<R, 1>(p, num_keys, v + dim, v_stride, acc + dim, dv16);
+    ValueBlock<R, 1>(p, num_keys, v + dim, ahead, v_stride, dim, acc + dim, dv16);
   }
 }
 
-inline void ScoreDispatch(int rows, const float* q, const float* const* k, int64_t k_stride, int v0,
-                          int v1, int32_t head_dim, float scale, float* s) {
+inline void ScoreDispatch(int rows, const float* q, const float* const* k, const Ahead& ahead,
+                          int64_t k_stride, int v0, int v1, int32_t head_dim, float scale,
+                          float* s) {
   switch (rows) {
     case 1:
-      return ScoreRows<1>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<1>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
     case 2:
-      return ScoreRows<2>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<2>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
     case 3:
-      return ScoreRows<3>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<3>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
     case 4:
-      return ScoreRows<4>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<4>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
     case 5:
-      return ScoreRows<5>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<5>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
     default:
-      return ScoreRows<6>(q, k, k_stride, v0, v1, head_dim, scale, s);
+      return ScoreRows<6>(q, k, ahead, k_stride, v0, v1, head_dim, scale, s);
   }
 }
 
 inline void ValueDispatch(int rows, const float* p, int32_t num_keys, const float* v,
-                          int64_t v_stride, int32_t dv16, float* acc) {
+                          const AheadValues& ahead, int64_t v_stride, int32_t dv16, float* acc) {
   switch (rows) {
     case 1:
-      return ValueRows<1>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<1>(p, num_keys, v, ahead, v_stride, dv16, acc);
     case 2:
-      return ValueRows<2>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<2>(p, num_keys, v, ahead, v_stride, dv16, acc);
     case 3:
-      return ValueRows<3>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<3>(p, num_keys, v, ahead, v_stride, dv16, acc);
     case 4:
-      return ValueRows<4>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<4>(p, num_keys, v, ahead, v_stride, dv16, acc);
     case 5:
-      return ValueRows<5>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<5>(p, num_keys, v, ahead, v_stride, dv16, acc);
     default:
-      return ValueRows<6>(p, num_keys, v, v_stride, dv16, acc);
+      return ValueRows<6>(p, num_keys, v, ahead, v_stride, dv16, acc);
   }
 }
 
@@ -341,6 +366,13 @@ inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashP
   const float* k[kKeyTile / 16] = {};
   for (int32_t t0 = lo / kKeyTile * kKeyTile; t0 < hi; t0 += kKeyTile) {
     const int64_t stride = KeyTile(pages, s.head_dim, t0, lo, hi, t.scratch.keys, k);
+    Ahead ahead;
+    ahead.stride = int64_t{pages.page_size} * pages.size;
+    for (int32_t v = 0; v < kKeyTile / 16; ++v) {
+      const int32_t key = t0 + kKeyTile + v * 16;
+      ahead.k[v] = key < hi ? pages.Page(pages.k, key) + int64_t{key % pages.page_size} * pages.size
+                            : reinterpret_cast<const std::byte*>(k[v]);
+    }
     for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
       const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
       // Ranges grow with the row's position: the block's union is [first from, last to).
@@ -349,7 +381,7 @@ inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashP
       if (from < t0) from = t0;
       if (to > t0 + kKeyTile) to = t0 + kKeyTile;
       if (from >= to) continue;
-      ScoreDispatch(rows, t.scratch.q + int64_t{r} * s.head_dim, k, stride, (from - t0) / 16,
+      ScoreDispatch(rows, t.scratch.q + int64_t{r} * s.head_dim, k, ahead, stride, (from - t0) / 16,
                     (to - t0 + 15) / 16, s.head_dim, s.softmax_scale,
                     t.scratch.scores + r * kFlashLdScores + (t0 - split));
     }
@@ -367,6 +399,13 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
     if (k1 > hi) k1 = hi;
     const float* v = ValueRun(pages, s.head_dim_v, dv16, k0, k1, t.scratch.values);
     const int64_t stride = dv16;
+    const int64_t bytes = k1 < hi ? pages.size : 4;
+    const AheadValues ahead = {
+        .v = k1 < hi
+                 ? pages.Page(pages.v, k1) + int64_t{k1 % pages.page_size} * s.head_dim_v * bytes
+                 : reinterpret_cast<const std::byte*>(v),
+        .stride = s.head_dim_v * bytes,
+        .vec_bytes = 16 * bytes};
     for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
       const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
       // Keys that all rows see go through the register block; the rest row by row, in order.
@@ -383,17 +422,17 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
         if (shared && b > from) b = from;
         if (a < b) {
           ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (a - split), b - a,
-                       v + (a - k0) * stride, stride, dv16, t.scratch.acc + i * dv16);
+                       v + (a - k0) * stride, ahead, stride, dv16, t.scratch.acc + i * dv16);
         }
       }
       if (!shared) continue;
       ValueDispatch(rows, t.scratch.scores + r * kFlashLdScores + (from - split), to - from,
-                    v + (from - k0) * stride, stride, dv16, t.scratch.acc + r * dv16);
+                    v + (from - k0) * stride, ahead, stride, dv16, t.scratch.acc + r * dv16);
       for (int32_t i = r; i < r + rows; ++i) {
         const int32_t b = pass.to[i] < k1 ? pass.to[i] : k1;
         if (to < b) {
           ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (to - split), b - to,
-                       v + (to - k0) * stride, stride, dv16, t.scratch.acc + i * dv16);
+                       v + (to - k0) * stride, ahead, stride, dv16, t.scratch.acc + i * dv16);
         }
       }
     }

@@ -10,6 +10,10 @@ struct Vec {
   __m256 lo, hi;
 };
 
+// Keeps a loaded value in a register: gcc would load it again for each use.
+inline void Pin(Vec& x) { __asm__("" : "+x"(x.lo), "+x"(x.hi)); }
+inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
 inline Vec Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 // Lanes [0, n) of 8 all ones; n may lie outside 0..8.

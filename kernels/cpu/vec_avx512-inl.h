@@ -10,6 +10,10 @@ struct Vec {
   __m512 v;
 };
 
+// Keeps a loaded value in a register: gcc would load it again for each use.
+inline void Pin(Vec& x) { __asm__("" : "+v"(x.v)); }
+inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
 inline Vec Set1(float x) { return {_mm512_set1_ps(x)}; }
 inline Vec Zero() { return {_mm512_setzero_ps()}; }
 inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }

@@ -12,6 +12,10 @@ struct Vec {
   float lane[16];
 };
 
+// A hint for the other rows: keep the value in a register.
+inline void Pin(Vec&) {}
+inline void Prefetch(const void* p) { __builtin_prefetch(p); }
+
 inline Vec Set1(float x) {
   Vec r;
   for (float& e : r.lane) e = x;
