@@ -1,9 +1,15 @@
 #include "scheduler/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace quire {
+namespace {
+
+constexpr std::chrono::seconds kRestBeforeAudit{1};
+
+}  // namespace
 
 Engine::Engine(Scheduler& scheduler, Executor& executor, Publish publish, OnFatal on_fatal)
     : scheduler_(scheduler),
@@ -90,10 +96,12 @@ void Engine::Loop() {
 // A request's life, one line per stage.
 absl::Status Engine::Step(const DrainRequest& drain) {
   absl::Status fatal;
-  // With nothing to run, sleeps until a command comes; with requests left there is always something
-  // to run, so the deadline is a second line of defence.
+  // Sleeps only without requests: as long as there is one, Schedule finds work, so no deadline is
+  // missed. Wakes once for an audit after a second of rest: it takes milliseconds with a large
+  // pool, so not between one request and the next.
   inbox_.Drain(commands_, /*wait=*/scheduler_.idle() && !drain.requested, {},
-               scheduler_.next_deadline());
+               audited_ ? Clock::time_point::max() : Clock::now() + kRestBeforeAudit);
+  if (commands_.empty() && scheduler_.idle() && !audited_) Audit();
   for (Command& command : commands_) scheduler_.Apply(std::move(command), events_);
   commands_.clear();
   if (drain.requested && Clock::now() >= drain.deadline) {
@@ -114,17 +122,18 @@ absl::Status Engine::Step(const DrainRequest& drain) {
       }
     }
   }
+  if (!batch.empty() || !events_.empty()) audited_ = false;
   PublishEvents();
 #ifdef QUIRE_DEBUG_CHECKS
-  const bool audit = true;
-#else
-  const bool audit = scheduler_.idle();
+  Audit();
 #endif
-  if (audit) {
-    const absl::Status sound = scheduler_.Audit();
-    CHECK(sound.ok(), "{}", Message(sound));
-  }
   return fatal;
+}
+
+void Engine::Audit() {
+  const absl::Status sound = scheduler_.Audit();
+  CHECK(sound.ok(), "{}", Message(sound));
+  audited_ = true;
 }
 
 // Also without a step: after cancels alone the gauges must fall, too.

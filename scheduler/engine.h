@@ -93,6 +93,7 @@ class Engine {
   absl::Status Step(const DrainRequest& drain);
   void Close(const absl::Status& fatal);
   void PublishEvents();
+  void Audit();
   bool ForcePost(Command command);
   DrainRequest drain_request() const;
 
@@ -115,6 +116,7 @@ class Engine {
   std::vector<Command> commands_;   // reused every step
   std::vector<TokenEvent> events_;  // reused every step
   int64_t places_returned_ = 0;     // of SchedulerStats::left_queue
+  bool audited_ = true;             // since the last step
 
   std::thread thread_;
 };

@@ -8,10 +8,6 @@ Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
   CHECK(valid.ok(), "{}", Message(valid));
 }
 
-Clock::time_point Scheduler::next_deadline() const {
-  return deadlines_.empty() ? Clock::time_point::max() : deadlines_.begin()->first;
-}
-
 SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = counters_;
   stats.running_seqs = static_cast<int32_t>(running_.size());

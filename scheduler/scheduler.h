@@ -86,8 +86,6 @@ class Scheduler {
   void EndAll(FinishReason reason, const absl::Status& why, std::vector<TokenEvent>& events);
 
   bool idle() const { return requests_.empty(); }
-  // When Schedule must run next even if no command comes; max() = never.
-  Clock::time_point next_deadline() const;
 
   SchedulerStats stats() const;
   const SchedulerOptions& options() const { return options_; }
