@@ -26,3 +26,5 @@ endforeach()
 add_test(NAME layers_test
   COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/check_layers.py
           ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/layers.txt)
+add_test(NAME hard_cases_test
+  COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/check_hard_cases.py)
