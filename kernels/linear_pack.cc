@@ -1,17 +1,14 @@
 // PackedWeight: from a checkpoint's rows to panels of 64 columns (block_format.h), and back for one
 // row. Load time and embedding look-ups; the products are in linear.cc.
-#include <bit>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "kernels/block_format.h"
 #include "kernels/linear.h"
+#include "kernels/weight_memory.h"
 
 namespace quire::kernels {
 namespace {
-
-constexpr size_t kAlign = 64;
 
 size_t PanelBytes(DType type, int64_t k) {
   const BlockFormat format = FormatOf(type);
@@ -133,7 +130,7 @@ bool IsWeightType(DType type) {
 
 }  // namespace
 
-void PackedWeight::Free::operator()(std::byte* p) const { std::free(p); }  // NOLINT
+void PackedWeight::Free::operator()(std::byte* p) const { FreeWeights(p); }
 
 absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool) {
   const DTypeInfo info = InfoOf(w.dtype);
@@ -163,8 +160,7 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   out.k_ = k;
   out.dtype_ = w.dtype;
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
-  out.data_.reset(static_cast<std::byte*>(
-      std::aligned_alloc(kAlign, (out.bytes_ + kAlign - 1) / kAlign * kAlign)));
+  out.data_.reset(AllocateWeights(out.bytes_));
   if (out.data_ == nullptr) {
     return Error(absl::StatusCode::kResourceExhausted, "weight shape={} needs {} bytes",
                  w.ToString(), out.bytes_);

@@ -98,6 +98,25 @@ requires(!FormatOf(kType).is_block()) struct Decoder<kType> {
   const std::byte* next_;
 };
 
+// Bytes of a panel's 32 values of k.
+template <DType kType>
+constexpr int64_t StepBytes() {
+  constexpr BlockFormat kFormat = FormatOf(kType);
+  if (!kFormat.is_block()) return int64_t{kSubBlock} * kPanel * InfoOf(kType).block_bytes;
+  return static_cast<int64_t>(kFormat.record_bytes()) / kFormat.sub_blocks;
+}
+
+// Part `part` of kParts of the bytes that 32 values take, 4 KiB ahead. A line of packed codes is 30
+// or more operations, so the out-of-order window alone looks only a kilobyte ahead: from last-level
+// cache one row of Q4_1 ran at 10 GB/s a core without this, at 17 with it.
+template <DType kType, int32_t kParts>
+void PrefetchAhead(const std::byte* panel, int64_t sub, int32_t part) {
+  constexpr int64_t kBytes = StepBytes<kType>();
+  const std::byte* ahead = panel + kBytes * sub + kBytes / kParts * part + 4096;
+  QUIRE_UNROLL
+  for (int64_t i = 0; i < kBytes / kParts; i += 64) __builtin_prefetch(ahead + i);
+}
+
 // Few rows: kRows x kVecs vectors of sums, starting at column col.
 template <DType kType, int kRows, int kVecs>
 struct Few {
@@ -131,6 +150,9 @@ struct Few {
           QUIRE_UNROLL
           for (int v = 0; v < kVecs; ++v) column[v].Half(h);
           for (int32_t g = 2 * h; g < 2 * h + 2; ++g) {
+            if constexpr (FormatOf(kType).is_block()) {
+              if (col == 0) PrefetchAhead<kType, 4>(panel, k / kSubBlock, g);
+            }
             QUIRE_UNROLL
             for (int v = 0; v < kVecs; ++v) column[v].Group(g);
             QUIRE_UNROLL
@@ -167,6 +189,7 @@ void ExpandTile(const std::byte* panel, int64_t k0, int64_t num_k, float* tile) 
     for (int32_t col = 0; col < kPanel; col += V::kLanes) {
       Decoder<kType> column;
       column.Begin(panel, (k0 + k) / kSubBlock, col);
+      PrefetchAhead<kType, kPanel / V::kLanes>(panel, (k0 + k) / kSubBlock, col / V::kLanes);
       float* out = tile + k * kPanel + col;
       if (num_k - k >= kSubBlock) {
         for (int32_t h = 0; h < 2; ++h) {
@@ -253,7 +276,16 @@ void RunMany(const std::byte* panel, int64_t k, const float* x, int64_t ldx, int
     } else {
       ExpandTile<kType>(panel, k0, num_k, scratch);
     }
+    // Beside each group of rows, its share of the next tile's packed bytes; for two groups or fewer
+    // that is a burst which costs more than it hides.
+    constexpr int64_t kTileBytes = kTileK / kSubBlock * StepBytes<kType>();
+    const std::byte* next = panel + (k0 / kTileK + 1) * kTileBytes;
     for (int64_t g = 0; g < groups; ++g) {
+      if (groups > 2) {
+        for (int64_t i = kTileBytes * g / groups; i < kTileBytes * (g + 1) / groups; i += 64) {
+          __builtin_prefetch(next + i);
+        }
+      }
       const int64_t first = rows * g / groups;
       const int64_t end = rows * (g + 1) / groups;
       TileAnyRows(end - first, tile, num_k, x + first * ldx + k0, ldx, k0 == 0, c + first * kPanel);

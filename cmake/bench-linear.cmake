@@ -1,0 +1,3 @@
+add_executable(linear_bench ${CMAKE_SOURCE_DIR}/bench/linear_bench.cc)
+target_compile_options(linear_bench PRIVATE ${QUIRE_WARNINGS})
+target_link_libraries(linear_bench PRIVATE kernels)
