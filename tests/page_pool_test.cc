@@ -38,6 +38,7 @@ TEST(PagePool, TakeIsAllOrNothing) {
   EXPECT_EQ(pool.stats().taken, 0);
   EXPECT_TRUE(Taken(pool, 0).empty());
   EXPECT_TRUE(pool.Take(4).has_value());
+  EXPECT_EQ(pool.stats().taken, 4);
   EXPECT_FALSE(pool.Take(1).has_value());
 }
 

@@ -1,0 +1,202 @@
+"""Mutation test of paged_cache/: is there a test that fails for every small fault in the code?
+
+Makes one-line faults mechanically from the shipping sources, compiles each in a scratch folder, links
+it with the tests of a build folder and runs them. A mutant that makes no test fail is a survivor.
+
+    cmake --preset dev && ninja -C build/dev page_pool_test block_manager_test block_manager_model_test
+    python3 tests/mutants/paged_cache.py --build build/dev --sample 80
+
+--sample N takes N mutants by --seed (0 = all); --only TEXT those whose label contains TEXT; --list
+prints them. Not part of ctest: all mutants take an hour or so. Functions that only audit are left alone: they are
+the instrument, not the thing measured. Headers are mutated with --headers, which costs more, as the
+tests include them. Exit status 1 if there are survivors that EXPLAINED below does not explain.
+"""
+import argparse
+import json
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ["page_pool.cc", "prefix_index.cc", "block_manager.cc"]
+HEADERS = ["page_table.h", "cache_policy.h", "prefix_index.h"]
+# The quickest first. A file's mutants are not shown to tests that do not link it.
+TESTS = [("page_pool_test", "*"), ("cache_layout_test", "CachePolicy*"), ("block_manager_test", "*"),
+         ("block_manager_model_test", "*Walks*"), ("block_manager_model_test", "Exhaustive*Sliding*")]
+BLIND = {"prefix_index.cc": ["page_pool_test", "cache_layout_test"],
+         "block_manager.cc": ["page_pool_test", "cache_layout_test"],
+         "page_pool.cc": ["cache_layout_test"]}
+TIMEOUT_S = 40
+
+# Survivors that are no fault: mutated line (stripped) -> why nothing can tell.
+EXPLAINED = {
+    "if (idle == (root.idle_since != 0)) return;  =>  (deleted)":
+        "no caller finds a root idle twice in a row, and a busy one has no entry to erase",
+}
+
+SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "),
+         (" != ", " == "), (" && ", " || "), (" || ", " && "), (" + 1", ""), (" - 1", ""),
+         ("std::max", "std::min"), ("std::min", "std::max"), ("true", "false"), ("false", "true"),
+         ("PushBack(", "PushFront("), ("PushFront(", "PushBack("), (".head", ".tail"),
+         ("++", "--"), ("--", "++"), ("if (!", "if ("), (" + ", " - "), ("continue;", ";"),
+         ("break;", ";")]
+STATEMENT = re.compile(r"^\s+(?!return|const |auto |std::|DCHECK|CHECK|case |break|continue|else|#)"
+                       r"[A-Za-z_+\-(*][^;]*;(\s*//.*)?$")
+AUDIT = re.compile(r"\b(Audit\w*|Broken)\(.*\{?$")
+
+
+def lines_to_mutate(text):
+    """Yields (number, line) outside comments, checks and auditing functions."""
+    depth, skipping = 0, False
+    for n, line in enumerate(text.split("\n")):
+        code = line.split("//")[0].rstrip()
+        if not skipping and re.match(r"^(absl::Status|template)", code):
+            skipping = bool(AUDIT.search(code)) or code.startswith("template")
+        if skipping:
+            depth += code.count("{") - code.count("}")
+            if code == "}":
+                skipping = False
+            continue
+        if code.strip() and not code.startswith(("#", "namespace", "}")) and "CHECK(" not in code \
+                and "static_assert" not in code and ".reserve(" not in code:
+            yield n, line
+
+
+def mutants_of(path):
+    text = path.read_text()
+    lines = text.split("\n")
+    for n, line in lines_to_mutate(text):
+        made = set()
+        code = line.split("//")[0]
+        for old, new in SWAPS:
+            if code.lstrip().startswith("for (") and old in ("++", "--", " < "):
+                continue  # endless or out of bounds: tells nothing about the tests
+            for m in re.finditer(re.escape(old), code):
+                made.add(line[:m.start()] + new + line[m.end():])
+        balanced = code.count("(") == code.count(")")
+        if STATEMENT.match(line) and balanced and (n == 0 or re.search(r"[;{}:]\s*(//.*)?$|^\s*$|//",
+                                                                       lines[n - 1])):
+            made.add("")
+        for new in sorted(made):
+            changed = lines[:n] + [new] + lines[n + 1:]
+            label = f"{path.name}:{n + 1}: {line.strip()}  =>  {new.strip() or '(deleted)'}"
+            yield label, "\n".join(changed)
+
+
+class Build:
+    def __init__(self, folder):
+        self.folder = folder
+        self.commands = {}
+        for entry in json.loads((folder / "compile_commands.json").read_text()):
+            self.commands[pathlib.Path(entry["file"]).name] = shlex.split(entry["command"])
+
+    def compile(self, source, text_path, out, include=None):
+        """Compiles text_path with the flags of `source`."""
+        c = [w for w in self.commands[source] if "ccache" not in w]
+        c[c.index("-o") + 1] = str(out)
+        c[c.index("-c") + 1] = str(text_path)
+        c = [w for w in c if w != "-O2"] + ["-O1", "-g0"]
+        if include:
+            c.insert(1, f"-I{include}")
+        return subprocess.run(c, cwd=self.folder, capture_output=True, text=True).returncode == 0
+
+    def link(self, test, objects, out):
+        """The link command of `test`, with `objects` in front of the libraries."""
+        commands = subprocess.run(["ninja", "-C", str(self.folder), "-t", "commands", test], text=True,
+                                  capture_output=True, check=True).stdout.strip().split("\n")
+        words = shlex.split(commands[-1].removeprefix(": && ").removesuffix(" && :"))
+        words[words.index("-o") + 1] = str(out)
+        at = next(i for i, w in enumerate(words) if w.endswith(f"{test}.cc.o"))
+        replaced = [o for o in objects if o.name == f"{test}.o"]
+        words[at:at + 1] = [str(o) for o in objects if o.name not in {f"{t}.o" for t, _ in TESTS}] + (
+            [str(o) for o in replaced] or [words[at]])
+        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"cannot link {test}: {done.stderr[-2000:]}")
+
+
+def killer_of(build, objects, scratch, blind=()):
+    """The first test that fails, or None."""
+    linked = set()
+    for test, select in TESTS:
+        if test in blind:
+            continue
+        out = scratch / test
+        if test not in linked:
+            build.link(test, objects, out)
+            linked.add(test)
+        try:
+            code = subprocess.run([str(out), f"--gtest_filter={select}", "--gtest_brief=1"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  timeout=TIMEOUT_S).returncode
+        except subprocess.TimeoutExpired:
+            return f"{test} (timeout)"
+        if code:
+            return test
+    return None
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    args.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
+    args.add_argument("--sample", type=int, default=0)
+    args.add_argument("--seed", type=int, default=1)
+    args.add_argument("--only", default="")
+    args.add_argument("--headers", action="store_true")
+    args.add_argument("--list", action="store_true")
+    args = args.parse_args()
+    todo = []
+    for name in HEADERS if args.headers else SOURCES:
+        todo += [(name, label, text) for label, text in mutants_of(ROOT / "paged_cache" / name)]
+    todo = [m for m in todo if args.only in m[1]]
+    if args.sample:
+        todo = random.Random(args.seed).sample(todo, min(args.sample, len(todo)))
+    if args.list:
+        print("\n".join(label for _, label, _ in todo))
+        return 0
+    build = Build(args.build.resolve())
+    killed, invalid, survivors = 0, 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        if killer_of(build, [], scratch):
+            raise SystemExit("the tests fail without any mutant")
+        for name, label, text in todo:
+            objects = []
+            if args.headers:
+                shutil.copytree(ROOT / "paged_cache", scratch / "paged_cache", dirs_exist_ok=True)
+                (scratch / "paged_cache" / name).write_text(text)
+                jobs = [(s, scratch / "paged_cache" / s) for s in SOURCES]
+                jobs += [(f"{t}.cc", ROOT / "tests" / f"{t}.cc") for t in {t for t, _ in TESTS}]
+            else:
+                (scratch / name).write_text(text)
+                jobs = [(name, scratch / name)]
+            for source, path in jobs:
+                out = scratch / source.replace(".cc", ".o")
+                if not build.compile(source, path, out, scratch if args.headers else None):
+                    break
+                objects.append(out)
+            if len(objects) < len(jobs):
+                invalid += 1
+                continue
+            killer = killer_of(build, objects, scratch, BLIND.get(name, ()))
+            if killer:
+                killed += 1
+            else:
+                survivors.append(label)
+            print(f"{'killed by ' + killer if killer else 'SURVIVES'}: {label}", flush=True)
+    print(f"{killed} killed, {len(survivors)} survive, {invalid} do not compile")
+    unexplained = []
+    for label in survivors:
+        line = label.split(": ", 1)[1]
+        print(f"survivor {label}\n  {EXPLAINED.get(line, 'not explained')}")
+        unexplained += [label] if line not in EXPLAINED else []
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
