@@ -117,6 +117,9 @@ class Metamorphic : public testing::TestWithParam<std::string> {
   }
   bool big() const { return GetParam().find(".gguf") != std::string::npos; }
   size_t count() const { return big() ? 6 : 14; }
+  // Small enough for at least three preemptions, large enough for the largest request alone: 69 +
+  // 27 tokens in 3 branches, 4 shared pages and 3 x 3 own ones.
+  int32_t tight_pool() const { return big() ? 14 : 15; }
 
   // Each request alone on a fresh engine, cache off, whole prefill, one thread.
   Outputs Solo(const std::vector<std::shared_ptr<const Request>>& requests) const {
@@ -184,12 +187,12 @@ TEST_P(Metamorphic, PrefixHitsChangeNoBit) {
 }
 
 TEST_P(Metamorphic, PreemptionChangesNoBit) {
-  const auto requests = Requests(count());
+  const auto requests = Requests(big() ? 12 : count());
   const Outputs solo = Solo(requests);
   for (const bool caching : {false, true}) {
-    // The largest request has 69 + 27 tokens in 3 branches: 4 shared pages and 3 x 3 own ones.
     const Outcome run = RunRounds(
-        GetParam(), {.harness = {.num_blocks = 15}, .budget = 64, .prefix_caching = caching},
+        GetParam(),
+        {.harness = {.num_blocks = tight_pool()}, .budget = 64, .prefix_caching = caching},
         {requests});
     EXPECT_GE(run.stats.preemptions, 3);
     EXPECT_EQ(run.outputs, solo) << "prefix caching " << caching;
