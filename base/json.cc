@@ -78,6 +78,10 @@ absl::StatusOr<Json> Json::Parse(std::string_view text, const JsonLimits& limits
   if (text.size() > limits.max_bytes) {
     return InvalidArgument("json has {} bytes, limit is {}", text.size(), limits.max_bytes);
   }
+  // The parser takes a NUL for the end and would ignore what follows; no JSON text has a raw one.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return InvalidArgument("json is malformed at byte {}: NUL", nul);
+  }
   size_t offset = 0;
   if (!DepthGuard::Ok(text, limits.max_depth, offset)) {
     return InvalidArgument("json nests deeper than {} at byte {}", limits.max_depth, offset);

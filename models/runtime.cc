@@ -63,6 +63,7 @@ class Runtime : public ModelRuntime {
   std::string RopeRegimeOf(int32_t prompt_tokens) const override {
     return RopeRegime(checkpoint_.config, prompt_tokens);
   }
+  const std::vector<std::string>& notes() const override { return checkpoint_.notes; }
   const GgufFile* gguf() const override { return checkpoint_.gguf; }
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }

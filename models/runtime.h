@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/status.h"
@@ -49,6 +50,8 @@ class ModelRuntime {
   virtual std::string weight_format() const = 0;  // "Q4_1 (GGUF)" ...: for people
   // What of a prompt's length enters the prefix root (length-dependent rope); "" for most models.
   virtual std::string RopeRegimeOf(int32_t prompt_tokens) const = 0;
+  // For the start-up log: weight files that were ignored, and the like.
+  virtual const std::vector<std::string>& notes() const = 0;
   // Metadata for the tokenizer; null for a safetensors directory.
   virtual const GgufFile* gguf() const = 0;
 

@@ -46,6 +46,13 @@ TEST(Json, MalformedTextIsRefusedWithAnOffset) {
   }
 }
 
+TEST(Json, NothingHidesBehindANul) {
+  using namespace std::string_view_literals;
+  for (std::string_view bad : {"{}\0garbage"sv, "{}\0"sv, "\0"sv, "\"a\0b\""sv}) {
+    EXPECT_FALSE(Json::Parse(bad).ok()) << bad;
+  }
+}
+
 TEST(Json, DepthAndSizeAreBounded) {
   const std::string deep = std::string(100000, '[') + std::string(100000, ']');
   EXPECT_FALSE(Json::Parse(deep).ok());
