@@ -138,7 +138,8 @@ TEST(RmsNorm, InPlace) {
 
 TEST(ApplyRope, BothPairings) {
   for (const bool interleaved : {false, true}) {
-    for (const auto& [head_dim, rotary] : {std::pair{64, 64}, {80, 32}, {40, 40}, {128, 128}}) {
+    for (const auto& dims : {std::pair{64, 64}, {80, 32}, {40, 40}, {128, 128}}) {
+      const int32_t head_dim = dims.first, rotary = dims.second;
       const int64_t rows = head_dim == 64 ? 100 : 5;
       const int32_t heads = 3;
       const int32_t half = rotary / 2;
@@ -180,7 +181,8 @@ TEST(ApplyRope, BothPairings) {
 TEST(GatedActivation, CloseToFloat64) {
   for (const Activation act :
        {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu}) {
-    for (const auto& [rows, dim] : {std::pair<int64_t, int64_t>{1, 1536}, {40, 500}, {3, 7}}) {
+    for (const auto& size : {std::pair<int64_t, int64_t>{1, 1536}, {40, 500}, {3, 7}}) {
+      const int64_t rows = size.first, dim = size.second;
       std::vector<float> gate = Normal(static_cast<size_t>(rows * dim), 5, 3.0f);
       const std::vector<float> up = Normal(static_cast<size_t>(rows * dim), 6);
       gate[0] = -100.0f;

@@ -3,7 +3,7 @@
 //   #define QUIRE_BODY "kernels/cpu/ops_rows-inl.h"
 //   #include "kernels/cpu/foreach_isa-inl.h"
 //
-// The body has no include guard, includes nothing, and puts everything into
+// The body has no include guard, includes only files of its own kind, and puts everything into
 // `namespace quire::kernels::QUIRE_ISA`, where Vec and its operations mean the same bits for each
 // ISA. The file that includes this has already included what the body needs.
 
