@@ -4,6 +4,8 @@
 #include <pcre2.h>
 #include <time.h>
 
+#include <algorithm>
+
 #include "tokenizer/unicode.h"
 
 namespace quire {

@@ -83,6 +83,13 @@ std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special_to
   return text;
 }
 
+std::string_view Tokenizer::ChatTemplateFor(bool has_tools) const {
+  for (const auto& [name, text] : named_chat_templates_) {
+    if (has_tools && name == "tool_use") return text;
+  }
+  return chat_template_;
+}
+
 std::string_view Tokenizer::SpecialText(std::string_view name) const {
   for (const auto& [key, text] : special_tokens_) {
     if (key == name) return text;

@@ -114,6 +114,10 @@ class Tokenizer {
     return special_tokens_;
   }
 
+  // The template for a chat, as transformers chooses it: "tool_use" where the request has tools and
+  // the files name such a template, else the default one; empty: none.
+  std::string_view ChatTemplateFor(bool has_tools) const;
+
   // The default chat template, or empty. Named ones ("tool_use", "rag") besides.
   const std::string& chat_template() const { return chat_template_; }
   const std::vector<std::pair<std::string, std::string>>& named_chat_templates() const {
