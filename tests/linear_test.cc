@@ -342,6 +342,38 @@ TEST(LinearPack, RefusesWithTheReason) {
   }
 }
 
+// 2^47 bytes are more than a process can map; the source is not read before that shows.
+TEST(LinearPack, RefusesWhatDoesNotFitMemory) {
+  ThreadPool pool(1);
+  const TensorView view{nullptr, DType::kF32, 2, {int64_t{1} << 30, int64_t{1} << 15}};
+  const absl::Status status = PackedWeight::Pack(view, pool).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(Message(status).find("140737488355328 bytes"), std::string::npos) << Message(status);
+}
+
+// Weights share slabs: freeing some, in any order, leaves the others whole.
+TEST(LinearPack, WeightsOutliveTheirNeighbours) {
+  ThreadPool pool(2);
+  std::vector<float> source(1 << 20);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<float>(i);
+  std::vector<PackedWeight> weights;
+  for (int i = 0; i < 24; ++i) {  // 1 MiB to 4 MiB each, 60 MiB: more than one slab
+    const int64_t n = 256 * (1 + i % 4);
+    auto packed = PackedWeight::Pack({source.data(), DType::kF32, 2, {n, 1024}}, pool);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    weights.push_back(*std::move(packed));
+    if (i % 3 == 2) weights.erase(weights.begin() + i / 3);
+  }
+  ASSERT_EQ(weights.size(), 16u);
+  std::vector<float> row(1024);
+  for (const PackedWeight& w : weights) {
+    for (const int64_t r : {int64_t{0}, w.n() - 1}) {
+      w.Row(r, row.data());
+      ASSERT_EQ(std::memcmp(row.data(), source.data() + r * 1024, 4096), 0) << "row " << r;
+    }
+  }
+}
+
 TEST(CpuIsaTest, UnknownNameListsTheRows) {
   const absl::Status status = SelectIsa("sse9");
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
