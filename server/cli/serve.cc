@@ -11,8 +11,10 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "base/json.h"
 #include "server/admin/process_info.h"
 #include "server/cli/commands.h"
 #include "server/config_sources.h"
@@ -162,6 +164,7 @@ class SignalHandler {
 absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const ServerOptions& options,
                                                     LoadedModel& loaded) {
   ModelRuntime& runtime = *loaded.runtime;
+  for (const std::string& note : runtime.notes()) spdlog::warn("model: {}", note);
   Daemon::Parts parts;
   parts.facts = {.options = options,
                  .config = runtime.config(),
@@ -230,15 +233,32 @@ int Serve(const ServerOptions& options) {
   return 0;
 }
 
+// What --config reads back as the same options.
+void PrintAsYaml(const ServerOptions& options) {
+  ServerOptions::VisitFields(options, [](const OptionInfo& info, const auto& member) {
+    std::string value = fmt::format("{}", member);
+    if constexpr (std::is_same_v<std::decay_t<decltype(member)>, std::string>) {
+      const bool is_plain =
+          value.find_first_not_of(
+              "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") ==
+          std::string::npos;
+      if (value.empty() || !is_plain) {
+        JsonWriter quoted;  // a JSON string is a YAML one
+        quoted.String(value);
+        value = quoted.text();
+      }
+    }
+    fmt::print("{}: {}\n", info.name, value);
+  });
+}
+
 int RunServe(const ServeOptions& serve) {
   const absl::StatusOr<std::vector<Setting>> flags = SettingsOfFlags(serve);
   if (!flags.ok()) return Fail(kExitUsage, Message(flags.status()).c_str());
   const absl::StatusOr<ServerOptions> options = LoadOptions(*flags, serve.config, Environment());
   if (!options.ok()) return Fail(kExitUsage, Message(options.status()).c_str());
   if (!serve.check_config) return Serve(*options);
-  ServerOptions::VisitFields(*options, [](const OptionInfo& info, const auto& member) {
-    fmt::print("{}: {}\n", info.name, member);
-  });
+  PrintAsYaml(*options);
   return 0;
 }
 

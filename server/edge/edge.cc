@@ -27,8 +27,10 @@ void Edge::Start(Engine& engine) {
 }
 
 void Edge::Stop() {
-  work_.reset();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  Post(
+      [this] { io_.stop(); });  // behind everything posted before; timers and signals don't hold it
+  thread_.join();
 }
 
 absl::StatusOr<QueueSlot> Edge::Reserve() {

@@ -99,6 +99,8 @@ class RefusalTest(unittest.TestCase):
         self.assertEqual(checked.returncode, 0, checked.stderr)
         self.assertIn("port: 8\n", checked.stdout)
         self.assertIn("model: m\n", checked.stdout)
+        again = self.write("again.yaml", checked.stdout.encode())  # what it prints, it reads
+        self.assertEqual(run("serve", "--config", again, "--check-config").stdout, checked.stdout)
 
     def test_limits_of_the_model(self):
         self.assert_refused(self.serve("--model", MODEL, "--max-model-len", "100000"), 1,
