@@ -144,7 +144,7 @@ class Translator {
     const size_t close = in_.find('}', pos_);
     if (close == std::string_view::npos) return Unsupported("\\p without }");
     std::string_view name = in_.substr(pos_ + 3, close - pos_ - 3);
-    std::string negation;
+    std::string_view negation;
     if (!name.empty() && name[0] == '^') {
       negation = "^";
       name.remove_prefix(1);
