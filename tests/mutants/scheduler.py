@@ -28,6 +28,8 @@ BLIND["engine.cc"] = STEPPED
 
 # Survivors that are no fault: mutated line (stripped) => mutant -> why nothing can tell.
 EXPLAINED = {
+    "if (commands_.empty() && scheduler_.idle() && !audited_) Audit();  =>  (deleted)":
+        "the audit finds faults, it does nothing",
 }
 
 
