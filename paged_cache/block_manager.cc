@@ -74,8 +74,8 @@ PrefixHit BlockManager::MatchPrefix(RootId root, std::span<const TokenId> tokens
   return hit;
 }
 
-// The first page that a sequence of num_computed tokens holds: what the next token reads, and what it
-// would read after the longest Truncate. A state cannot be taken back, so no older one is kept.
+// The first page that a sequence of num_computed tokens holds: what the next token reads, and what
+// it would read after the longest Truncate. A state cannot be taken back, so no older one is kept.
 int32_t BlockManager::FirstKeptPage(size_t group, int32_t num_computed) const {
   const CacheGroup& g = group_of(group);
   const int32_t rollback = g.kind == CacheKind::kState ? 0 : options_.max_truncate_tokens;

@@ -535,6 +535,7 @@ TEST(BlockManager, AForgottenRootIdIsEmptyAndPrivate) {
   Cache::Seq b = c.Run(Text(17), old);
   EXPECT_EQ(b.hit, 0);
   EXPECT_EQ(c.Match(Text(17), old).hit, 16);
+  EXPECT_NE(c.manager.InternRoot(""), old);  // having no key is not having the empty key
   c.Audit({&a, &b});
   b.tables = {};
   EXPECT_EQ(c.pool().num_cached(), 0);
