@@ -3,7 +3,7 @@
 Makes one-line faults mechanically from the shipping sources, compiles each in a scratch folder, links
 it with the tests of a build folder and runs them. A mutant that makes no test fail is a survivor.
 
-    cmake --preset dev && ninja -C build/dev page_pool_test block_manager_test block_manager_model_test
+    cmake --preset dev && ninja -C build/dev
     python3 tests/mutants/paged_cache.py --build build/dev --sample 80
 
 --sample N takes N mutants by --seed (0 = all); --only TEXT those whose label contains TEXT; --list
@@ -27,6 +27,7 @@ SOURCES = ["page_pool.cc", "prefix_index.cc", "block_manager.cc"]
 HEADERS = ["page_table.h", "cache_policy.h", "prefix_index.h"]
 # The quickest first. A file's mutants are not shown to tests that do not link it.
 TESTS = [("page_pool_test", "*"), ("cache_layout_test", "CachePolicy*"), ("block_manager_test", "*"),
+         ("block_manager_cases_test", "*"),
          ("block_manager_model_test", "*Walks*"), ("block_manager_model_test", "Exhaustive*Sliding*")]
 BLIND = {"prefix_index.cc": ["page_pool_test", "cache_layout_test"],
          "block_manager.cc": ["page_pool_test", "cache_layout_test"],
