@@ -49,11 +49,10 @@ struct Result {
   size_t pushed = 0;  // tokens that it took
   int32_t num_tokens = 0;
   std::string stop_string;
-  bool leaked = false;  // an id was handed on before its text
 };
 
-Result Run(const std::vector<std::string>& pieces, const std::vector<std::string>& stops,
-           bool include_stop = false, int32_t min_tokens = 0) {
+Result Feed(const std::vector<std::string>& pieces, const std::vector<std::string>& stops,
+            bool include_stop = false, int32_t min_tokens = 0) {
   auto request = std::make_shared<Request>();
   request->sampling.min_tokens = min_tokens;
   request->sampling.num_logprobs = 0;
@@ -64,7 +63,6 @@ Result Run(const std::vector<std::string>& pieces, const std::vector<std::string
   generation.want_token_ids = true;
   BranchText branch(*PieceTokenizer(), generation);
   Result r;
-  std::string all;
   const auto take = [&](const Delta& delta) {
     r.text += delta.text;
     r.ids.insert(r.ids.end(), delta.token_ids.begin(), delta.token_ids.end());
@@ -73,7 +71,6 @@ Result Run(const std::vector<std::string>& pieces, const std::vector<std::string
   for (const std::string& piece : pieces) {
     Delta delta;
     ++r.pushed;
-    all += piece;
     r.stopped = branch.Push({.token = Id(piece)}, false, delta);
     take(delta);
     if (r.stopped) break;
@@ -98,7 +95,7 @@ TEST(BranchTextTest, StopInTheMiddleOfATokenE02) {
   for (const Case& c : {Case{"DE", "ABC", "ABCDE", 2}, Case{"CD", "AB", "ABCD", 2},
                         Case{"F", "ABCDE", "ABCDEF", 2}, Case{"ABCDEFG", "", "ABCDEFG", 3},
                         Case{"A", "", "A", 1}, Case{"I", "ABCDEFGH", "ABCDEFGHI", 3}}) {
-    const Result without = Run({"ABC", "DEF", "GHI"}, {c.stop});
+    const Result without = Feed({"ABC", "DEF", "GHI"}, {c.stop});
     EXPECT_TRUE(without.stopped) << c.stop;
     EXPECT_EQ(without.text, c.text) << c.stop;
     EXPECT_EQ(without.ids.size(), c.num_tokens) << c.stop;
@@ -106,14 +103,14 @@ TEST(BranchTextTest, StopInTheMiddleOfATokenE02) {
     EXPECT_EQ(without.num_tokens, static_cast<int32_t>(c.num_tokens)) << c.stop;
     EXPECT_EQ(without.pushed, c.num_tokens) << "as soon as it is there: " << c.stop;
     EXPECT_EQ(without.stop_string, c.stop);
-    EXPECT_EQ(Run({"ABC", "DEF", "GHI"}, {c.stop}, true).text, c.with_stop) << c.stop;
+    EXPECT_EQ(Feed({"ABC", "DEF", "GHI"}, {c.stop}, true).text, c.with_stop) << c.stop;
   }
 }
 
 TEST(BranchTextTest, EarliestStopWinsWhateverTheOrderOfTheList) {
   std::vector<std::string> many = {"HI", "EF", "CD", "GH"};
   for (int i = 0; i < 16; ++i) many.push_back("never" + std::to_string(i));
-  const Result r = Run({"ABC", "DEF", "GHI"}, many);
+  const Result r = Feed({"ABC", "DEF", "GHI"}, many);
   EXPECT_EQ(r.text, "AB");
   EXPECT_EQ(r.stop_string, "CD");
 }
@@ -121,14 +118,14 @@ TEST(BranchTextTest, EarliestStopWinsWhateverTheOrderOfTheList) {
 // 'bc' is complete with c, but 'bcdx' could still begin there: d and e must not be seen by anyone
 // once it turns out that it doesn't.
 TEST(BranchTextTest, TokensBehindALateMatchAreDropped) {
-  const Result r = Run({"a", "b", "c", "d", "e", "f"}, {"bc", "abcdx"});
+  const Result r = Feed({"a", "b", "c", "d", "e", "f"}, {"bc", "abcdx"});
   EXPECT_TRUE(r.stopped);
   EXPECT_EQ(r.text, "a");
   EXPECT_EQ(r.pushed, 5u) << "the longer stop is ruled out by e";
   EXPECT_EQ(r.ids, (std::vector<TokenId>{Id("a"), Id("b"), Id("c")}));
   EXPECT_EQ(r.num_tokens, 3);
   // The same, if the output ends before the longer one is ruled out.
-  const Result flushed = Run({"a", "b", "c", "d"}, {"bc", "abcdx"});
+  const Result flushed = Feed({"a", "b", "c", "d"}, {"bc", "abcdx"});
   EXPECT_TRUE(flushed.stopped);
   EXPECT_EQ(flushed.text, "a");
   EXPECT_EQ(flushed.ids, r.ids);
@@ -136,14 +133,14 @@ TEST(BranchTextTest, TokensBehindALateMatchAreDropped) {
 
 TEST(BranchTextTest, NearMissIsDeliveredInFullE03) {
   const std::vector<std::string> near = {"u", "s", "e", "d", "u", "s", "e", "r", ":", "x"};
-  const Result r = Run(near, {"user:"});
+  const Result r = Feed(near, {"user:"});
   EXPECT_EQ(r.text, "used");
   EXPECT_EQ(r.ids.size(), 9u);
-  EXPECT_EQ(Run({"u", "s", "e", "d"}, {"user:"}).text, "used");
+  EXPECT_EQ(Feed({"u", "s", "e", "d"}, {"user:"}).text, "used");
 }
 
 TEST(BranchTextTest, HeldTextIsFlushedAtTheEndE04) {
-  const Result r = Run({"a", "b", "c"}, {"abcdefghijklmnopqrstuvwxyzabcd"});
+  const Result r = Feed({"a", "b", "c"}, {"abcdefghijklmnopqrstuvwxyzabcd"});
   EXPECT_FALSE(r.stopped);
   EXPECT_EQ(r.text, "abc");
   EXPECT_EQ(r.ids.size(), 3u);
@@ -151,11 +148,11 @@ TEST(BranchTextTest, HeldTextIsFlushedAtTheEndE04) {
 
 TEST(BranchTextTest, NoStopBeforeMinTokens) {
   const std::vector<std::string> pieces = {"a", "b", "a", "b", "a", "b"};
-  EXPECT_EQ(Run(pieces, {"b"}).text, "a");
-  EXPECT_EQ(Run(pieces, {"b"}, false, 2).text, "aba");
-  EXPECT_EQ(Run(pieces, {"b"}, false, 3).text, "aba");
-  EXPECT_EQ(Run(pieces, {"b"}, false, 4).text, "ababa");
-  const Result r = Run(pieces, {"b"}, false, 4);
+  EXPECT_EQ(Feed(pieces, {"b"}).text, "a");
+  EXPECT_EQ(Feed(pieces, {"b"}, false, 2).text, "aba");
+  EXPECT_EQ(Feed(pieces, {"b"}, false, 3).text, "aba");
+  EXPECT_EQ(Feed(pieces, {"b"}, false, 4).text, "ababa");
+  const Result r = Feed(pieces, {"b"}, false, 4);
   EXPECT_EQ(r.num_tokens, 6);
 }
 

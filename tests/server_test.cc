@@ -254,7 +254,7 @@ TEST(ServerTest, LogprobsComeWithTheirTokens) {
   }
   request.mutable_response()->clear_num_logprobs();
   request.mutable_response()->set_token_ids(false);
-  const Answer plain = rig.Generate(request);
+  Answer plain = rig.Generate(request);
   EXPECT_TRUE(plain.logprobs[0].empty());
   EXPECT_TRUE(plain.token_ids[0].empty());
   EXPECT_FALSE(plain.texts.at(0).empty());

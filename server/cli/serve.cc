@@ -1,4 +1,5 @@
 // server/cli/serve.cc -- `quire serve`: the daemon from its options to its exit.
+#include <errno.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
@@ -192,10 +193,9 @@ void Announce(const Daemon& daemon, const ServedModel& model, const std::string&
   const std::string where = (host == "127.0.0.1" || host == "0.0.0.0" || host == "localhost")
                                 ? ""
                                 : fmt::format(" --host {}", host);
-  fmt::print(
-      "{} is ready ({}, {}). Try:\n  quire generate{} --port {} {}\"Why is the sky blue?\"\n",
-      model.name, facts.weight_format, facts.attention, where, daemon.port(),
-      model.render_chat == nullptr ? "--raw " : "");
+  fmt::print("{} is ready ({}, {}). Try:\n  {} generate{} --port {} {}\"Why is the sky blue?\"\n",
+             model.name, facts.weight_format, facts.attention, program_invocation_name, where,
+             daemon.port(), model.render_chat == nullptr ? "--raw " : "");
   std::fflush(stdout);
 }
 

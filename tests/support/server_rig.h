@@ -24,6 +24,7 @@
 #include "scheduler/executor.h"
 #include "scheduler/sequence.h"
 #include "server/daemon.h"
+#include "server/log.h"
 #include "tokenizer/tokenizer.h"
 
 namespace quire::server_test {
@@ -167,6 +168,7 @@ struct Answer {
 class Rig {
  public:
   explicit Rig(RigOptions options = {}) : options_(std::move(options)) {
+    InitLog("error");
     auto tokenizer =
         Tokenizer::FromJson(ReadFile(QUIRE_TEST_REFERENCE "/tokenizers/gpt2/tokenizer.json"), "");
     CHECK(tokenizer.ok(), "{}", Message(tokenizer.status()));
