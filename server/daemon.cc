@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <thread>
 #include <utility>
 
 namespace quire {
@@ -26,6 +27,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
   std::unique_ptr<Daemon> self(new Daemon(std::move(parts), std::move(scheduling)));
   self->edge_.Start(self->engine_);
   self->engine_.Start();
+  // The first snapshot, so that who asks before the first request sees the pool.
+  CHECK(self->engine_.PostAdminCall({[](Scheduler&) {}}));
+  while (self->engine_.snapshot().pools.empty()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
   const ServerOptions& options = self->parts_.facts.options;
   ASSIGN_OR_RETURN(self->server_,
                    GrpcServer::Start({.host = options.host,
