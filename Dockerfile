@@ -11,7 +11,7 @@ RUN make build
 FROM debian:bookworm-slim
 COPY deploy/debian-packages-runtime.txt /tmp/
 RUN apt-get update && grep -v '^#' /tmp/debian-packages-runtime.txt | xargs apt-get install -y --no-install-recommends \
-    && rm -rf /var/lib/apt/lists/* /tmp/debian-packages-runtime.txt && useradd --system --uid 10001 quire
+    && rm -rf /var/lib/apt/lists/* /tmp/debian-packages-runtime.txt && useradd --no-create-home --uid 10001 quire
 COPY --from=build /src/build/release/quire /usr/local/bin/quire
 COPY --from=build /src/build/models/SmolLM2-135M-Instruct.Q4_1.gguf /models/
 USER quire
