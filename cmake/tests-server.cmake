@@ -3,8 +3,9 @@
 if(QUIRE_SERVER)
   quire_test(options_test DEPS server)
   quire_test(branch_text_test DEPS server)
-  quire_test(server_test DEPS server TIMEOUT 300)
-  quire_test(server_faults_test DEPS server TIMEOUT 600)
+  foreach(name server_test server_refusals_test server_faults_test server_soak_test)
+    quire_test(${name} DEPS server TIMEOUT 600)
+  endforeach()
 
   # The Python that has grpc is the system's, whatever comes first in PATH.
   find_program(QUIRE_GRPC_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)

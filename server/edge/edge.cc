@@ -50,7 +50,8 @@ RequestCounts Edge::counts() const {
           .cancelled = cancelled_,
           .deadline = deadline_,
           .failed = failed_,
-          .refused = refused_};
+          .refused = refused_,
+          .cancel_commands = cancel_commands_};
 }
 
 void Edge::Open(QueueSlot slot, Generation generation, StreamSink* sink) {
@@ -110,6 +111,7 @@ void Edge::OnQueueTimeout(RequestId id) {
 void Edge::CancelInEngine(RequestId id, Entry& entry, FinishReason reason, absl::Status error) {
   if (std::exchange(entry.cancel_sent, true)) return;
   engine_->PostCancel({id, reason, std::move(error)});
+  ++cancel_commands_;
 }
 
 void Edge::ReleaseNames(RequestId id, Entry& entry, StreamSink* sink) {

@@ -67,6 +67,8 @@ struct RequestCounts {
   uint64_t deadline = 0;
   uint64_t failed = 0;   // refused by the engine, slow reader, drain, our fault
   uint64_t refused = 0;  // before the engine saw them; not in `started`
+  // Commands to the engine that end a request early; one that comes too late changes no outcome.
+  uint64_t cancel_commands = 0;
 };
 
 class Edge {
@@ -148,7 +150,8 @@ class Edge {
   std::atomic<RequestId> next_id_{1};
   std::atomic<bool> draining_{false};
   std::atomic<int32_t> num_calls_{0};
-  std::atomic<uint64_t> started_{0}, ok_{0}, cancelled_{0}, deadline_{0}, failed_{0}, refused_{0};
+  std::atomic<uint64_t> started_{0}, ok_{0}, cancelled_{0}, deadline_{0}, failed_{0}, refused_{0},
+      cancel_commands_{0};
 
   // Edge thread only.
   std::unordered_map<RequestId, Entry> entries_;             // until the engine's last event

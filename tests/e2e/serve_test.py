@@ -1,5 +1,5 @@
-"""`quire serve` as an operator meets it: what it prints, what it refuses and with which exit status,
-and how it ends. HARD-CASES M (files at the door), N14, Q01, Q02."""
+"""`quire serve` as an operator meets it: what it prints, what it refuses and with which exit
+status, and how it ends. HARD-CASES M (files at the door), N14, Q01, Q02."""
 import os
 import pathlib
 import signal
@@ -12,7 +12,8 @@ import unittest
 
 import grpc
 
-from daemon import BINARY, END_S, MODEL, Daemon, collect, environment, greedy, pb, public_protos, run
+from daemon import BINARY, END_S, MODEL, Daemon, collect, environment, greedy, pb
+from daemon import public_protos, run
 
 
 class RefusalTest(unittest.TestCase):
@@ -78,12 +79,12 @@ class RefusalTest(unittest.TestCase):
     def test_configuration(self):
         typo = self.write("quire.yaml", b"model: m\nmax_num_seq: 4\n")
         for check in [[], ["--check-config"]]:  # the same verdict, without a model
-            self.assert_refused(self.serve("--config", typo, *check), 2, "quire.yaml:2: max_num_seq",
-                                "did you mean max_num_seqs?")
+            self.assert_refused(self.serve("--config", typo, *check), 2,
+                                "quire.yaml:2: max_num_seq", "did you mean max_num_seqs?")
             self.assert_refused(self.serve("--model", "m", "--max-num-seq", "4", *check), 2,
                                 "--max-num-seq", "did you mean --max-num-seqs?")
-            self.assert_refused(self.serve("--model", "m", *check, env={"QUIRE_MAX_NUM_SEQ": "4"}), 2,
-                                "QUIRE_MAX_NUM_SEQ", "did you mean QUIRE_MAX_NUM_SEQS?")
+            self.assert_refused(self.serve("--model", "m", *check, env={"QUIRE_MAX_NUM_SEQ": "4"}),
+                                2, "QUIRE_MAX_NUM_SEQ", "did you mean QUIRE_MAX_NUM_SEQS?")
             self.assert_refused(self.serve("--model", "m", "--attention", "flesh", *check), 2,
                                 "flesh", "flash", "eager")
             self.assert_refused(self.serve("--model", "m", "--cpu-isa", "avx1024", *check), 2,
@@ -91,9 +92,10 @@ class RefusalTest(unittest.TestCase):
             self.assert_refused(self.serve("--model", "m", "--max-num-seqs", "many", *check), 2,
                                 "--max-num-seqs: max_num_seqs=many", "whole number")
             self.assert_refused(self.serve(*check), 2, "model is not set")
-        self.assert_refused(self.serve("--model", "m", "--config", str(self.path)), 2, "is a folder")
-        self.assert_refused(self.serve("--model", "m", "--max-num-seqs", "1", "--max-num-seqs", "2"),
-                            2, "max-num-seqs")
+        self.assert_refused(self.serve("--model", "m", "--config", str(self.path)), 2,
+                            "is a folder")
+        twice = self.serve("--model", "m", "--max-num-seqs", "1", "--max-num-seqs", "2")
+        self.assert_refused(twice, 2, "max-num-seqs")
         good = self.write("good.yaml", b"model: m\nport: 7\n")
         checked = run("serve", "--config", good, "--check-config", "--port", "8")
         self.assertEqual(checked.returncode, 0, checked.stderr)
@@ -166,8 +168,8 @@ class ServeTest(unittest.TestCase):
             self.assertEqual(daemon.wait(), 0)
 
     def test_drain_deadline_and_second_signal(self):
-        for args, signals in [(["--drain-timeout-s", "0.2"], 1), (["--drain-timeout-s", "3600"], 2)]:
-            with Daemon(*args) as daemon:
+        for seconds, signals in [("0.2", 1), ("3600", 2)]:
+            with Daemon("--drain-timeout-s", seconds) as daemon:
                 stream = daemon.generation.Generate(greedy([1, 2], 8000))
                 next(stream)
                 for _ in range(signals):

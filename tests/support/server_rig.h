@@ -322,6 +322,31 @@ class Rig {
   std::unique_ptr<pb::Admin::Stub> admin_;
 };
 
+// A call whose client does one thing at a time.
+struct Call {
+  Call(pb::Generation::Stub& stub, const pb::GenerateRequest& request)
+      : reader(stub.Generate(&context, request)) {}
+  Call(pb::Generation::Stub& stub, const pb::GenerateRequest& request, milliseconds deadline) {
+    context.set_deadline(std::chrono::system_clock::now() + deadline);
+    reader = stub.Generate(&context, request);
+  }
+  bool Read() {
+    if (!reader->Read(&event)) return false;
+    answer.Take(event);
+    return true;
+  }
+  grpc::Status Finish() {
+    while (Read()) {
+    }
+    return answer.status = reader->Finish();
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<pb::GenerateEvent>> reader;
+  pb::GenerateEvent event;
+  Answer answer;
+};
+
 inline std::string Rig::ReadFile(const std::string& path) {
   std::FILE* const file = std::fopen(path.c_str(), "rb");
   CHECK(file != nullptr, "{}", path);
