@@ -15,9 +15,9 @@ struct ScheduledSeq {
   const Sequence* seq = nullptr;  // stays valid and unchanged until Commit
   int32_t first_pos = 0;          // computes seq->tokens[first_pos, first_pos + num_tokens)
   int32_t num_tokens = 0;
-  // Tokens to sample from the logits after the last computed token: 0 = a chunk that ends inside the
-  // known tokens; 1 = the next token of seq->branch; n = at the end of a prompt, the first token of
-  // branches [0, n) of the request, all from one row.
+  // Tokens to sample from the logits after the last computed token: 0 = a chunk that ends inside
+  // the known tokens; 1 = the next token of seq->branch; n = at the end of a prompt, the first
+  // token of branches [0, n) of the request, all from one row.
   int32_t num_samples = 0;
 };
 

@@ -22,8 +22,8 @@ struct Sequence {
   int32_t branch = 0;
 
   // Written by Scheduler::Commit.
-  std::vector<TokenId> tokens;       // prompt, then generated
-  int32_t num_computed_tokens = 0;   // tokens whose keys and values are in the cache
+  std::vector<TokenId> tokens;      // prompt, then generated
+  int32_t num_computed_tokens = 0;  // tokens whose keys and values are in the cache
   SequenceStatus status = SequenceStatus::kWaiting;
   std::vector<PrefixHash> page_hashes;  // chain over full pages; survives preemption
 

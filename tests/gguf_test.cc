@@ -154,7 +154,8 @@ TEST_F(GgufHostileTest, Preamble) {
           StatusCode::kUnimplemented);
   Refused(Bytes().Raw("GGUF").U32(0x03000000).U64(0).U64(0).text(), {"big endian"},
           StatusCode::kUnimplemented);
-  Refused(Bytes().Raw("GGUF").U32(3).U64(0).text(), {"truncated", "metadata_kv_count at byte 16 needs 8 bytes"});
+  Refused(Bytes().Raw("GGUF").U32(3).U64(0).text(),
+          {"truncated", "metadata_kv_count at byte 16 needs 8 bytes"});
   EXPECT_TRUE(Open(GgufParts{}.Build()).ok()) << "no tensors and no metadata is a valid file";
 }
 

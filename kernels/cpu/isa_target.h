@@ -10,7 +10,8 @@
 // of the ISA for everything.
 #pragma once
 
-// clang-format off: a _Pragma takes one literal
+// A _Pragma takes one literal, however long.
+// clang-format off
 #if defined(__clang__)
 #define QUIRE_BEGIN_AVX512 \
   _Pragma("clang attribute push(__attribute__((target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq\"))), apply_to = function)")

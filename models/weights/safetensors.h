@@ -2,7 +2,8 @@
 // model.safetensors, or with shards named by model.safetensors.index.json.
 //
 // Opened at load time by OpenWeights; read-only afterwards and safe to read from any thread.
-// Every file is untrusted; but for unknown dtypes we are at least as strict as the reference library:
+// Every file is untrusted; but for unknown dtypes we are at least as strict as the reference
+// library:
 // - The header is at most 100 MB, starts with '{' (trailing spaces are allowed, leading ones not)
 // and
 //   holds, for each tensor, dtype, shape and data_offsets as integers; shape x dtype must be
