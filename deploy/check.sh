@@ -24,7 +24,7 @@ tidy() {
   fi
   cmake --preset tidy >/dev/null
   # Generated sources (protobuf) must exist before anything that includes them is read.
-  if ninja -C build/tidy -t targets all | grep -q '^proto_sources:'; then ninja -C build/tidy proto_sources >/dev/null; fi
+  ninja -C build/tidy proto_sources >/dev/null
   local known
   known=$(python3 -c 'import json; print("\n".join(e["file"] for e in json.load(open("build/tidy/compile_commands.json"))))')
   local list=() f
