@@ -54,7 +54,7 @@ class Bench {
       const uint16_t h = type == DType::kBF16 ? FloatToBF16(x) : FloatToF16(x);
       std::memcpy(&cache_[i * size], size == 4 ? static_cast<const void*>(&x) : &h, size);
     }
-    read_table_.resize(static_cast<size_t>(num_seqs * pages_per_seq));
+    read_table_.resize(static_cast<size_t>(num_seqs) * static_cast<size_t>(pages_per_seq));
     std::iota(read_table_.begin(), read_table_.end(), 1);
     std::shuffle(read_table_.begin(), read_table_.end(), rng);
     cu_.push_back(0);

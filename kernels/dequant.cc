@@ -138,7 +138,8 @@ SubBlock ReadSubBlock(DType type, const std::byte* block, int32_t sub) {
 float ValueOf(DType type, const SubBlock& s, int32_t i) {
   const BlockFormat format = FormatOf(type);
   const int32_t code = format.bits == 8 ? std::bit_cast<int8_t>(s.codes[i]) : s.codes[i];
-  const float scale = F16ToFloat(s.d) * static_cast<float>(s.scale[i / 16]);
+  const auto sub_block = i / 16;
+  const float scale = F16ToFloat(s.d) * static_cast<float>(s.scale[sub_block]);
   const float scaled = scale * static_cast<float>(code - format.offset);
   if (!format.has_min) return scaled;
   const float m = F16ToFloat(s.m);

@@ -42,7 +42,9 @@ struct Slabs {
 };
 
 Slabs& Instance() {
-  static auto* slabs = new Slabs;  // never destroyed: weights may outlive static destruction
+  // Never destroyed: weights may outlive static destruction.
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+  static auto* const slabs = new Slabs;
   return *slabs;
 }
 

@@ -94,7 +94,7 @@ class YamlReader {
   }
 
   absl::Status Add(const YAML::Node& key, const YAML::Node& value) {
-    const std::string name = key.Scalar();
+    const std::string& name = key.Scalar();
     const std::string where = Where(key);
     if (value.IsMap()) {  // options are flat: name the first leaf by its full path
       std::string path = name;

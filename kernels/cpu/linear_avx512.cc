@@ -52,10 +52,10 @@ struct V {
   // vpermps looks at the low four bits of an index only: masking and conversion for free.
   template <int kOffset>
   static F Nibble(U x) {
-    constexpr float o = -kOffset;
+    constexpr float kO = -kOffset;
     return _mm512_permutexvar_ps(
-        x, _mm512_setr_ps(o, o + 1, o + 2, o + 3, o + 4, o + 5, o + 6, o + 7, o + 8, o + 9, o + 10,
-                          o + 11, o + 12, o + 13, o + 14, o + 15));
+        x, _mm512_setr_ps(kO, kO + 1, kO + 2, kO + 3, kO + 4, kO + 5, kO + 6, kO + 7, kO + 8,
+                          kO + 9, kO + 10, kO + 11, kO + 12, kO + 13, kO + 14, kO + 15));
   }
   static F HighBit(U x) {
     return _mm512_permutexvar_ps(
