@@ -22,7 +22,7 @@ tidy() {
     git rev-parse -q --verify "$base^{commit}" >/dev/null || base=$(git rev-list --max-parents=0 HEAD | tail -n 1)
     files=$(git diff --name-only --diff-filter=d "$base" -- '*.cc')
   fi
-  cmake --preset tidy >/dev/null
+  cmake --preset tidy -DQUIRE_SERVER=ON >/dev/null
   # Generated sources (protobuf) must exist before anything that includes them is read.
   ninja -C build/tidy proto_sources >/dev/null
   local known
