@@ -11,7 +11,8 @@
 
 namespace quire::kernels {
 
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (offset + weight). offset is 1 for gemma, else 0.
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (offset + weight). offset is 1 where the
+// checkpoint stores weight - 1, else 0.
 // x and out: [rows, dim], row strides in floats; out may be x.
 void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
              int64_t rows, int64_t dim, float* out, int64_t ldout, ThreadPool& pool);

@@ -1,9 +1,9 @@
 // kernels/weight_memory.h -- memory of packed weights: cut from 32 MiB slabs on huge pages.
 //
-// A decode step reads every weight once. On 4 KiB pages each 0.4 us of reading then costs a page
-// walk, in a virtual machine a nested one: a 1536 x 576 Q4_1 product from last-level cache ran at
-// 8.7 GB/s on one core, on 2 MiB pages at 16.2 GB/s. One allocation per tensor would round each of
-// a small model's hundreds of tensors up to 2 MiB, hence slabs. Any thread; load time only.
+// A decode step reads every weight once; on 4 KiB pages that is a page walk each 4 KiB, in a virtual
+// machine a nested one, on 2 MiB pages one in 512 (`linear_bench` shows the rates). One allocation
+// per tensor would round each of a small model's hundreds of tensors up to 2 MiB, hence slabs. Any
+// thread; load time only.
 #pragma once
 
 #include <cstddef>
