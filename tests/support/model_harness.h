@@ -60,7 +60,8 @@ class ModelHarness {
                     static_cast<size_t>(options.num_blocks + 1) * layout.pools[i].page_bytes);
       }
     }
-    h->blocks_ = std::make_unique<BlockManager>(layout, h->pools_);
+    h->blocks_ = std::make_unique<BlockManager>(
+        layout, h->pools_, BlockManagerOptions{.max_step_tokens = options.max_tokens_per_step});
     BatchBuilder builder;
     Arena dry;
     PageStorage none;
