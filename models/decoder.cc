@@ -167,19 +167,25 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
         std::max(kv_dim, static_cast<size_t>(l.num_kv_heads) * static_cast<size_t>(l.head_dim));
     mlp_dim = std::max(mlp_dim, static_cast<size_t>(l.mlp_dim));
   }
+  arena.Purpose("residual");
   a.x = arena.Take<float>(tokens * hidden);
   a.normed = arena.Take<float>(tokens * hidden);
+  arena.Purpose("qkv");
   a.q = arena.Take<float>(tokens * q_dim);
   a.k = arena.Take<float>(tokens * kv_dim);
   a.v = arena.Take<float>(tokens * kv_dim);
+  arena.Purpose("attention");
   a.attended = arena.Take<float>(tokens * q_dim);
+  arena.Purpose("mlp");
   a.gate = arena.Take<float>(tokens * mlp_dim);
   a.up = arena.Take<float>(tokens * mlp_dim);
+  arena.Purpose("rope");
   for (const RopeConfig& rope : config_.ropes) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
     a.cos.push_back(arena.Take<float>(tokens * half));
     a.sin.push_back(arena.Take<float>(tokens * half));
   }
+  arena.Purpose("logits");
   a.rows = arena.Take<float>(rows * hidden);
   a.logits = arena.Take<float>(rows * static_cast<size_t>(config_.vocab_size));
   size_t workspace = 0;
@@ -188,6 +194,7 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
     attention_->plan(m, p.shape, pool_.num_threads(), p.plan);
     workspace = std::max(workspace, p.plan.workspace_bytes);
   }
+  arena.Purpose("attention");
   a.workspace = arena.Take<std::byte>(workspace);
   if (arena.dry()) return ForwardOutput{a.logits};
 
