@@ -18,6 +18,11 @@ std::string MemoryProfile::ToString() const {
       "{})",
       mib(kv_pool), num_blocks, block_size, static_cast<double>(block_bytes) / 1024,
       bytes_per_token, rule);
+  for (size_t i = 0; pools.size() > 1 && i < pools.size(); ++i) {
+    s += fmt::format("\n  pool {}         {:>10.1f} MiB  ({} blocks, {:.1f} KiB each)", i,
+                     mib(pools[i].num_blocks * pools[i].block_bytes), pools[i].num_blocks,
+                     static_cast<double>(pools[i].block_bytes) / 1024);
+  }
   return s;
 }
 
