@@ -4,6 +4,10 @@
 
 namespace quire {
 
+int64_t ReserveBytes(int64_t num_threads, int64_t vocab_size) {
+  return (int64_t{64} << 20) + num_threads * vocab_size * 16;
+}
+
 std::string MemoryProfile::ToString() const {
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   std::string s;

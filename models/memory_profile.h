@@ -18,6 +18,10 @@ struct MemoryOptions {
   int32_t num_blocks = 0;             // > 0: usable blocks of the main pool, instead of both
 };
 
+// What no formula knows (connections, tables, tokenizer, allocator slack), and the samplers' copies
+// of a row of logits, one for each kernel thread.
+int64_t ReserveBytes(int64_t num_threads, int64_t vocab_size);
+
 // Pages of one size in bytes.
 struct PoolProfile {
   int32_t num_blocks = 0;

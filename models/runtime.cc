@@ -16,9 +16,6 @@
 namespace quire {
 namespace {
 
-// Connections, tables, tokenizer, allocator slack: what no formula knows.
-constexpr int64_t kBaseReserve = int64_t{64} << 20;
-
 absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
   if (name == "auto" || name == "float32") return DType::kF32;
   if (name == "bfloat16") return DType::kBF16;
@@ -161,7 +158,7 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   p.bytes_per_token = layout.bytes_per_token;
   p.weights = static_cast<int64_t>(model_->weight_bytes());
   ASSIGN_OR_RETURN(p.activation_peak, ActivationPeak(options));
-  p.reserve = kBaseReserve + int64_t{pool_->num_threads()} * model_->vocab_size() * 16;
+  p.reserve = ReserveBytes(pool_->num_threads(), model_->vocab_size());
   p.limit = info.limit;
   p.limit_source = info.limit_source;
   // This process already holds its weights: they count as weights, not as somebody else's use.

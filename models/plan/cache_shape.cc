@@ -103,10 +103,23 @@ absl::Status CheckShape(const ModelShape& shape) {
     return InvalidArgument("{}: the sizes in its config multiply to more than 2^60 parameters",
                            shape.name);
   }
+  const ActivationShape& a = shape.activations;
+  constexpr int64_t kWidest = int64_t{1} << 32;
+  if (std::max({a.hidden_dim, a.q_dim, a.kv_dim, a.mlp_dim, a.vocab_size}) > kWidest) {
+    return InvalidArgument("{}: the sizes in its config give activations wider than 2^32",
+                           shape.name);
+  }
   int64_t per_token = 0;
   int64_t fixed = 0;
   for (const LayerShape& layer : shape.layers) {
     for (const CachePart& part : layer.parts) {
+      if (part.kind != PartKind::kState &&
+          (ElementsPerEntry(part) < 1 || part.kv_heads < 1 || part.kv_heads > shape.num_heads)) {
+        return InvalidArgument(
+            "{}: its config gives a {} layer {} key-value heads and {} elements "
+            "per entry; both must be 1 or more, and heads at most {}",
+            shape.name, NameOf(part.kind), part.kv_heads, ElementsPerEntry(part), shape.num_heads);
+      }
       per_token = SaturatingSum({per_token, ElementsPerEntry(part), part.plain_elements});
       fixed = SaturatingSum({fixed, part.recurrent_elements, part.overlap_elements,
                              SaturatingProduct({part.conv_channels, part.conv_kernel}),
