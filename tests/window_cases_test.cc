@@ -2,6 +2,7 @@
 // K01, K05 and K08, on checkpoints whose goldens golden_models_test holds.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include "models/registry.h"
@@ -87,6 +88,27 @@ TEST(WindowCases, K01_EveryWayToSayThePattern) {
   // What the pattern says matters: full layers elsewhere give another model.
   ConfigEdits other = {{"layer_types", ""}, {"sliding_window_pattern", "3"}};
   EXPECT_TRUE(Logits(EditedModel("gemma3", "other-pattern", other), 7, 50) != want);
+}
+
+// Caps by their definition: logits c * tanh(l / c) of the logits without one; a cap on scores far
+// above them all changes next to nothing, a low one much.
+TEST(WindowCases, SoftCaps) {
+  const auto plain = Logits(Reference("gemma3"), 7, 50);
+  const auto capped =
+      Logits(EditedModel("gemma3", "capped", {{"final_logit_softcapping", "3.0"}}), 7, 50);
+  const auto loose =
+      Logits(EditedModel("gemma3", "loose", {{"attn_logit_softcapping", "1e4"}}), 7, 50);
+  const auto tight =
+      Logits(EditedModel("gemma3", "tight", {{"attn_logit_softcapping", "0.5"}}), 7, 50);
+  float most = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    for (size_t j = 0; j < plain[i].size(); ++j) {
+      EXPECT_NEAR(capped[i][j], 3 * std::tanh(double{plain[i][j]} / 3), 2e-6);
+      EXPECT_NEAR(loose[i][j], plain[i][j], 1e-4);
+      most = std::max(most, std::fabs(tight[i][j] - plain[i][j]));
+    }
+  }
+  EXPECT_GT(most, 0.1f);
 }
 
 // Windows, chunks and pages of every size against each other: D07 and D09 on a whole model.
