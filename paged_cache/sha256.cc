@@ -32,12 +32,12 @@ std::optional<Sha256Digest> Sha256Digest::FromHex(std::string_view hex) {
 
 Sha256Digest Sha256(std::span<const std::byte> bytes) {
   // Fetched once: a search for the algorithm costs more than the hash of a short text. Never freed.
-  static const EVP_MD* const kSha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  CHECK(kSha256 != nullptr, "libcrypto has no SHA256");
+  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  CHECK(algorithm != nullptr, "libcrypto has no SHA256");
   Sha256Digest digest;
   unsigned int size = 0;
   const int ok =
-      EVP_Digest(bytes.data(), bytes.size(), digest.bytes.data(), &size, kSha256, nullptr);
+      EVP_Digest(bytes.data(), bytes.size(), digest.bytes.data(), &size, algorithm, nullptr);
   CHECK(ok == 1 && size == digest.bytes.size(), "EVP_Digest gave {} bytes", size);
   return digest;
 }

@@ -5,7 +5,6 @@
 #include <xxhash.h>
 
 #include <cstring>
-#include <functional>
 #include <random>
 
 #include "paged_cache/page_file_store.h"
@@ -92,9 +91,12 @@ class FaultsTest : public testing::Test {
       EXPECT_EQ(outcome.stats.bytes, PageFileBytes(bystander_, options_.layout));
     }
   }
-  void ExpectDropped(const std::function<void(std::string&)>& spoil, PageFault fault) {
+  // With `value` at byte `at` and a right checksum.
+  template <typename T>
+  void ExpectLieDropped(size_t at, T value, PageFault fault) {
+    SCOPED_TRACE(at);
     std::string bytes = good_;
-    spoil(bytes);
+    Poke(bytes, at, value);
     FixChecksum(bytes);
     ExpectDropped(bytes, fault);
   }
@@ -160,46 +162,45 @@ TEST_F(FaultsTest, TwoFilesSwapped) {
 
 // Faults that a right checksum does not excuse.
 TEST_F(FaultsTest, HeadersThatLie) {
-  const auto poke = [](size_t at, auto value) {
-    return [at, value](std::string& file) { Poke(file, at, value); };
-  };
-  ExpectDropped(poke(0, 'q'), PageFault::kFormat);
-  ExpectDropped(poke(kVersionAt, uint32_t{0}), PageFault::kFormat);
-  ExpectDropped(poke(kVersionAt, uint32_t{2}), PageFault::kFormat);
-  ExpectDropped(poke(kByteOrderAt, uint32_t{0x04030201}), PageFault::kFormat);
-  ExpectDropped(poke(kReservedAt, uint32_t{1}), PageFault::kFormat);
-  ExpectDropped(poke(kKeyAt, bystander_.key.bytes), PageFault::kKey);
-  ExpectDropped(poke(kParentAt, bystander_.key.bytes), PageFault::kKey);
-  ExpectDropped(poke(kDepthAt, uint32_t{1}), PageFault::kFormat);  // a root below depth 0
-  ExpectDropped(poke(kDepthAt, ~uint32_t{0}), PageFault::kFormat);
-  ExpectDropped(poke(kFingerprintAt, 'T'), PageFault::kLayout);
+  ExpectLieDropped(0, 'q', PageFault::kFormat);
+  ExpectLieDropped(kVersionAt, uint32_t{0}, PageFault::kFormat);
+  ExpectLieDropped(kVersionAt, uint32_t{2}, PageFault::kFormat);
+  ExpectLieDropped(kByteOrderAt, uint32_t{0x04030201}, PageFault::kFormat);
+  ExpectLieDropped(kReservedAt, uint32_t{1}, PageFault::kFormat);
+  ExpectLieDropped(kKeyAt, bystander_.key.bytes, PageFault::kKey);
+  ExpectLieDropped(kParentAt, bystander_.key.bytes, PageFault::kKey);
+  ExpectLieDropped(kDepthAt, uint32_t{1}, PageFault::kFormat);  // a root below depth 0
+  ExpectLieDropped(kDepthAt, ~uint32_t{0}, PageFault::kFormat);
+  ExpectLieDropped(kFingerprintAt, 'T', PageFault::kLayout);
   const size_t root_at = kFingerprintAt + options_.layout.fingerprint.size();
-  ExpectDropped(poke(root_at, 's'), PageFault::kKey);
+  ExpectLieDropped(root_at, 's', PageFault::kKey);
   const size_t tokens_at = root_at + entry_.root.size();
-  ExpectDropped(poke(tokens_at, TokenId{2}), PageFault::kKey);
+  ExpectLieDropped(tokens_at, TokenId{2}, PageFault::kKey);
   const size_t groups_at = tokens_at + entry_.tokens.size() * sizeof(TokenId);
-  ExpectDropped(poke(groups_at, uint64_t{39}), PageFault::kLayout);
-  ExpectDropped(poke(groups_at, uint64_t{0}), PageFault::kFormat);  // too long a file, then
+  ExpectLieDropped(groups_at, uint64_t{39}, PageFault::kLayout);
+  ExpectLieDropped(groups_at, uint64_t{0}, PageFault::kFormat);  // too long a file, then
 }
 
 TEST_F(FaultsTest, AnotherWorkersLayout) {
-  const auto drops_all = [this](const std::function<void(PageFileLayout&)>& change) {
+  std::vector<PageFileLayout> others(6, options_.layout);
+  others[0].fingerprint = "toy model, float16";
+  others[1].fingerprint += "!";
+  others[2].block_size = 8;
+  others[3].group_bytes = {40};
+  others[4].group_bytes = {24, 40};
+  others[5].group_bytes.push_back(8);
+  for (size_t i = 0; i < others.size(); ++i) {
+    SCOPED_TRACE(i);
     OpenStore(options_)->Put(entry_);
     OpenStore(options_)->Put(bystander_);
     PageFileStoreOptions other = options_;
-    change(other.layout);
+    other.layout = others[i];
     const auto store = OpenStore(other);
     EXPECT_EQ(store->stats().entries, 0u);
     EXPECT_EQ(store->stats().faults_of(PageFault::kLayout), 2u);
     EXPECT_EQ(SumOfFaults(store->stats()), 2u);
     EXPECT_EQ(Measure(other).pages, 0u);
-  };
-  drops_all([](PageFileLayout& l) { l.fingerprint = "toy model, float16"; });
-  drops_all([](PageFileLayout& l) { l.fingerprint += "!"; });
-  drops_all([](PageFileLayout& l) { l.block_size = 8; });
-  drops_all([](PageFileLayout& l) { l.group_bytes = {40}; });
-  drops_all([](PageFileLayout& l) { l.group_bytes = {24, 40}; });
-  drops_all([](PageFileLayout& l) { l.group_bytes.push_back(8); });
+  }
 }
 
 constexpr uint64_t kHostile[] = {0,

@@ -118,8 +118,8 @@ TEST(Sha256Cbor, HeadsAreTheShortest) {
 ExtraKeys ExtraOf(const Json& chain) {
   ExtraKeys extra;
   if (const Json lora = chain["lora"]; !lora.is_null()) {
-    extra.lora.emplace(std::string(lora.at(0).as_string().value()),
-                       std::string(lora.at(1).as_string().value()));
+    extra.lora = ExtraKeys::Lora{std::string(lora.at(0).as_string().value()),
+                                 std::string(lora.at(1).as_string().value())};
   }
   extra.cache_salt = chain["salt"].as_string().value();
   return extra;
