@@ -1,7 +1,6 @@
 #include "models/runtime.h"
 
 #include <algorithm>
-#include <map>
 
 #include "base/memory_info.h"
 #include "base/thread_pool.h"
@@ -12,6 +11,7 @@
 #include "models/executor.h"
 #include "models/pool_sizes.h"
 #include "models/rope_config.h"
+#include "models/weights/main_format.h"
 
 namespace quire {
 namespace {
@@ -25,25 +25,6 @@ absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
 
 std::string KvDtypeName(DType t) {
   return t == DType::kF32 ? "float32" : t == DType::kBF16 ? "bfloat16" : "float16";
-}
-
-// The type that most bytes have: "Q4_1".
-std::string MainFormat(const WeightSource& weights) {
-  std::map<std::string_view, size_t> bytes;
-  for (const std::string& name : weights.Names()) {
-    if (const std::optional<TensorView> view = weights.Find(name)) {
-      bytes[NameOf(view->dtype)] += view->num_bytes();
-    }
-  }
-  std::string_view best = "?";
-  size_t most = 0;
-  for (const auto& entry : bytes) {
-    if (entry.second > most) {
-      most = entry.second;
-      best = entry.first;
-    }
-  }
-  return std::string(best);
 }
 
 class Runtime : public ModelRuntime {

@@ -10,7 +10,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("quire ") + quire::Version());
   app.require_subcommand(1);
   const std::array commands = {quire::MakeServe(app), quire::MakeGenerate(app),
-                               quire::MakeBench(app), quire::MakeKernels(app)};
+                               quire::MakeBench(app), quire::MakeKernels(app),
+                               quire::MakePlan(app)};
   try {  // CLI11 throws
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -38,8 +38,8 @@ std::string StateFormula(const CachePart& p, const KvFormat& kv) {
   std::string s;
   if (p.recurrent_elements > 0) s = fmt::format("{} x 4 B", WithCommas(p.recurrent_elements));
   if (p.conv_channels > 0) {
-    s += fmt::format("{}{} x {} columns x {} B", s.empty() ? "" : " + ", p.conv_channels,
-                     std::max<int64_t>(p.conv_kernel - 1, 0),
+    s += fmt::format("{}{} x {} columns x {} B", s.empty() ? "" : " + ",
+                     WithCommas(p.conv_channels), std::max<int64_t>(p.conv_kernel - 1, 0),
                      std::max<int64_t>(kv.element_bytes, 2));
   }
   return fmt::format("({})", s);

@@ -22,6 +22,7 @@ Subcommand MakeServe(CLI::App& parent);     // the daemon
 Subcommand MakeGenerate(CLI::App& parent);  // one prompt, answered on standard output
 Subcommand MakeBench(CLI::App& parent);     // load and figures
 Subcommand MakeKernels(CLI::App& parent);   // what this build and this CPU have
+Subcommand MakePlan(CLI::App& parent);      // what models take and what fits, from configs alone
 
 // Prints "quire: error: <message>" and returns `code`.
 int Fail(int code, const char* message);
