@@ -48,8 +48,8 @@ std::vector<int32_t> PagesOfSequence(const CacheLayout& layout, int32_t num_toke
   for (const GroupLayout& g : layout.groups) {
     pages[static_cast<size_t>(g.pool)] += MaxPages(g.group, num_tokens, step_tokens, 0);
   }
-  std::vector<int32_t> out;
-  for (const int64_t n : pages) out.push_back(Clamp(n));
+  std::vector<int32_t> out(pages.size());
+  std::transform(pages.begin(), pages.end(), out.begin(), Clamp);
   return out;
 }
 
@@ -76,9 +76,9 @@ std::vector<int32_t> PoolPages(const CacheLayout& layout, const PoolMix& mix, in
     pages[static_cast<size_t>(g.pool)] +=
         (int64_t{mix.max_step_tokens} + g.group.page_size - 1) / g.group.page_size;
   }
-  std::vector<int32_t> out;
+  std::vector<int32_t> out(pages.size());
   for (size_t p = 0; p < pages.size(); ++p) {
-    out.push_back(p == main ? main_blocks : Clamp(std::max<int64_t>(pages[p], longest[p])));
+    out[p] = p == main ? main_blocks : Clamp(std::max<int64_t>(pages[p], longest[p]));
   }
   return out;
 }

@@ -165,8 +165,8 @@ absl::StatusOr<ModelConfig> Gemma3FromGguf(const GgufFields& fields) {
     layer.activation = kernels::Activation::kGeluTanh;
     // The largest model scales by another width than head_dim; the file does not say so.
     if (config.layers.size() == kLayersOf27B && !fields.Has("attention.scale")) {
-      const double width = config.hidden_dim / layer.num_heads;
-      layer.softmax_scale = static_cast<float>(1.0 / std::sqrt(width));
+      const int32_t width = config.hidden_dim / layer.num_heads;
+      layer.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
     }
     layer.rope = kFullRope;
     if (window > 0 && !full_layers[i]) MakeSliding(window, layer);
