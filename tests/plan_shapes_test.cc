@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "models/plan/plan.h"
 #include "models/plan/shape_readers.h"
 #include "tests/support/golden_file.h"
 
@@ -214,6 +215,13 @@ TEST(PlanShapes, HostileNumbersAreRefusedOrBounded) {
         }
         EXPECT_GE(shape->parameters, 0);
         EXPECT_LT(shape->parameters, kTooLarge);
+        const auto plan = PlanModel(*shape, {.memory = int64_t{1} << 40,
+                                             .context = 1 << 30,
+                                             .max_num_batched_tokens = 1 << 20,
+                                             .max_num_seqs = 1 << 20});
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        EXPECT_GE(plan->held_at_context, 0);
+        EXPECT_GE(plan->by_quire->sequences, 0);
       }
     }
   }

@@ -60,10 +60,13 @@ absl::StatusOr<ModelShape> DeepseekIndexedShape(const JsonFields& config);
 absl::StatusOr<ModelShape> LongcatFlashShape(const JsonFields& config);
 absl::StatusOr<ModelShape> DeepseekV4Shape(const JsonFields& config);
 absl::StatusOr<ModelShape> Glm5NextShape(const JsonFields& config);
-// shapes_state.cc
+// shapes_linear.cc
 absl::StatusOr<ModelShape> QwenHybridShape(const JsonFields& config);
 absl::StatusOr<ModelShape> QwenHybridMoeShape(const JsonFields& config);
 absl::StatusOr<ModelShape> OlmoHybridShape(const JsonFields& config);
+absl::StatusOr<ModelShape> Lfm2Shape(const JsonFields& config);
+absl::StatusOr<ModelShape> MiniMaxShape(const JsonFields& config);
+// shapes_state.cc
 absl::StatusOr<ModelShape> MambaShape(const JsonFields& config);
 absl::StatusOr<ModelShape> Mamba2Shape(const JsonFields& config);
 absl::StatusOr<ModelShape> JambaShape(const JsonFields& config);
@@ -72,8 +75,6 @@ absl::StatusOr<ModelShape> GraniteHybridShape(const JsonFields& config);
 absl::StatusOr<ModelShape> FalconH1Shape(const JsonFields& config);
 absl::StatusOr<ModelShape> NemotronHShape(const JsonFields& config);
 absl::StatusOr<ModelShape> Zamba2Shape(const JsonFields& config);
-absl::StatusOr<ModelShape> Lfm2Shape(const JsonFields& config);
-absl::StatusOr<ModelShape> MiniMaxShape(const JsonFields& config);
 // shapes_gemma.cc
 absl::StatusOr<ModelShape> Gemma3nShape(const JsonFields& config);
 absl::StatusOr<ModelShape> Gemma4Shape(const JsonFields& config);

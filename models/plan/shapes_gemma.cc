@@ -85,6 +85,7 @@ absl::StatusOr<ModelShape> Gemma3nShape(const JsonFields& fields) {
   b.count.Linear(b.hidden, SaturatingProduct({2 * std::max<int64_t>(streams - 1, 0), b.hidden}));
   b.CountEmbedding(true);
   b.count.Norm(b.hidden);
+  b.shape.activations.rotary_dims.assign(2, b.attention.head_dim);
   return b.Finish(*std::max_element(inner.begin(), inner.end()));
 }
 
@@ -145,6 +146,7 @@ absl::StatusOr<ModelShape> Gemma4Shape(const JsonFields& fields) {
   }
   b.CountEmbedding(true);
   b.count.Norm(b.hidden);
+  b.shape.activations.rotary_dims.assign(2, b.attention.head_dim);
   return b.Finish(inner);
 }
 

@@ -40,6 +40,7 @@ struct Traits {
   int64_t default_window = 0;
   Experts experts = Experts::kNone;
   bool shared_expert_gate = false;
+  bool two_ropes = false;  // one for windows, one for full layers
 };
 
 std::vector<std::string> DefaultTypes(ShapeBuilder& b, const Traits& t) {
@@ -215,6 +216,7 @@ absl::StatusOr<ModelShape> Read(const JsonFields& fields, const Traits& t) {
   AddLayers(b, t);
   b.count.Add(AttentionAndNorms(b, t), b.num_layers);
   const int64_t mlp_dim = CountBlocks(b, t);
+  b.shape.activations.rotary_dims.assign(t.two_ropes ? 2 : 1, b.attention.head_dim);
   b.count.Norm(b.hidden, t.norm_bias);
   return b.Finish(mlp_dim);
 }
@@ -271,7 +273,8 @@ absl::StatusOr<ModelShape> Gemma3Shape(const JsonFields& f) {
                   .tied = true,
                   .windows = Windows::kEveryNth,
                   .interval = 6,
-                  .default_window = 4096});
+                  .default_window = 4096,
+                  .two_ropes = true});
 }
 absl::StatusOr<ModelShape> Phi3Shape(const JsonFields& f) {
   return Read(f, {.windows = Windows::kAll});
@@ -297,7 +300,8 @@ absl::StatusOr<ModelShape> Olmo3Shape(const JsonFields& f) {
                   .qk_norm = QkNorm::kWhole,
                   .windows = Windows::kEveryNth,
                   .interval = 4,
-                  .default_window = 4096});
+                  .default_window = 4096,
+                  .two_ropes = true});
 }
 absl::StatusOr<ModelShape> Cohere2Shape(const JsonFields& f) {
   return Read(f, {.norms_per_layer = 1,
