@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -14,9 +16,15 @@ namespace quire {
 
 // Two modes. Backed: hands out 64-byte aligned memory from one buffer. Dry (capacity 0): hands out
 // null spans of the right size and only counts, so that a worst-case step can be measured before
-// any memory is committed (contract C4). Not thread-safe: engine thread only.
+// any memory is committed (contract C4), and by whom. Not thread-safe: engine thread only.
 class Arena {
  public:
+  // Bytes of the peak that were taken for one purpose.
+  struct Part {
+    std::string_view what;
+    size_t bytes = 0;
+  };
+
   Arena() = default;
   explicit Arena(size_t capacity_bytes)
       : buffer_(static_cast<std::byte*>(std::aligned_alloc(kAlign, RoundUp(capacity_bytes)))),
@@ -38,15 +46,41 @@ class Arena {
       CHECK(used_ + bytes <= capacity_, "arena: {} + {} bytes exceed {}", used_, bytes, capacity_);
       p = reinterpret_cast<T*>(buffer_.get() + used_);
     }
+    if (dry()) Log();
     used_ += bytes;
-    peak_ = std::max(peak_, used_);
+    if (used_ > peak_) {
+      peak_ = used_;
+      if (dry()) peak_log_ = log_;
+    }
     return {p, count};
   }
 
+  // What is taken from now on is for `what`, which must outlive the arena (a literal). Costs
+  // nothing but in dry mode.
+  void Purpose(std::string_view what) { purpose_ = what; }
+  // Dry mode only: what the peak was made of, in the order of first use; sums to peak().
+  std::vector<Part> PeakParts() const {
+    std::vector<Part> parts;
+    for (size_t i = 0; i < peak_log_.size(); ++i) {
+      const size_t end = i + 1 < peak_log_.size() ? peak_log_[i + 1].begin : peak_;
+      const auto it = std::find_if(parts.begin(), parts.end(),
+                                   [&](const Part& p) { return p.what == peak_log_[i].what; });
+      Part& part = it == parts.end() ? parts.emplace_back(Part{peak_log_[i].what}) : *it;
+      part.bytes += end - peak_log_[i].begin;
+    }
+    return parts;
+  }
+
   // Frees everything taken after `mark` = used() at some earlier time.
-  void Rewind(size_t mark) { used_ = mark; }
-  void Reset() { used_ = 0; }
-  void ResetPeak() { peak_ = used_; }
+  void Rewind(size_t mark) {
+    used_ = mark;
+    while (!log_.empty() && log_.back().begin >= mark) log_.pop_back();
+  }
+  void Reset() { Rewind(0); }
+  void ResetPeak() {
+    peak_ = used_;
+    peak_log_ = log_;
+  }
 
  private:
   static constexpr size_t kAlign = 64;
@@ -56,11 +90,22 @@ class Arena {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }  // NOLINT
   };
+  // From `begin` on, bytes are for `what`.
+  struct Span {
+    std::string_view what;
+    size_t begin = 0;
+  };
+  void Log() {
+    if (log_.empty() || log_.back().what != purpose_) log_.push_back({purpose_, used_});
+  }
 
   std::unique_ptr<std::byte, Free> buffer_;
   size_t capacity_ = 0;
   size_t used_ = 0;
   size_t peak_ = 0;
+  std::string_view purpose_ = "other";
+  std::vector<Span> log_;       // dry mode: of what is taken now
+  std::vector<Span> peak_log_;  // of the peak
 };
 
 }  // namespace quire

@@ -90,6 +90,17 @@ void GatedActivation(Activation act, const float* gate, const float* up, int64_t
           [&](int64_t r) { row(act, gate + r * dim, up + r * dim, dim, out + r * dim); });
 }
 
+void AddRows(const float* y, int64_t rows, int64_t dim, float* x, ThreadPool& pool) {
+  ForRows(rows, dim, pool, [&](int64_t r) {
+    for (int64_t i = r * dim; i < (r + 1) * dim; ++i) x[i] += y[i];
+  });
+}
+
+void SoftCap(float cap, int64_t rows, int64_t dim, float* x, ThreadPool& pool) {
+  const auto row = QUIRE_FOR_ISA(SoftCapRow);
+  ForRows(rows, dim, pool, [&](int64_t r) { row(cap, dim, x + r * dim); });
+}
+
 // The same steps as Exp in kernels/cpu/vec_math-inl.h, one lane.
 float ExpF32(float x) {
   if (x < -87.0f) return 0.0f;

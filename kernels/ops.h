@@ -27,6 +27,12 @@ void ApplyRope(float* x, int64_t rows, int32_t num_heads, int32_t head_dim, int3
 void RopeAngles(int32_t position, std::span<const float> inv_freq, float scaling, float* cos,
                 float* sin);
 
+// x[r][i] += y[r][i]. [rows, dim] each, contiguous.
+void AddRows(const float* y, int64_t rows, int64_t dim, float* x, ThreadPool& pool);
+
+// x[r][i] = cap * tanh(x[r][i] / cap) in place. x: [rows, dim], contiguous.
+void SoftCap(float cap, int64_t rows, int64_t dim, float* x, ThreadPool& pool);
+
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu };
 
 // out[r][i] = act(gate[r][i]) * up[r][i]. [rows, dim] each, contiguous; out may be gate.

@@ -13,8 +13,12 @@ std::optional<TensorView> LayerWeights::*MemberOf(TensorRole role) {
   switch (role) {
     case TensorRole::kAttnNorm:
       return &LayerWeights::attn_norm;
+    case TensorRole::kAttnPostNorm:
+      return &LayerWeights::attn_post_norm;
     case TensorRole::kMlpNorm:
       return &LayerWeights::mlp_norm;
+    case TensorRole::kMlpPostNorm:
+      return &LayerWeights::mlp_post_norm;
     case TensorRole::kQ:
       return &LayerWeights::q;
     case TensorRole::kK:
@@ -64,7 +68,9 @@ Shape ShapeOf(TensorRole role, const ModelConfig& config, const LayerConfig& lay
   const int64_t kv = int64_t{layer.num_kv_heads} * layer.head_dim;
   switch (role) {
     case TensorRole::kAttnNorm:
+    case TensorRole::kAttnPostNorm:
     case TensorRole::kMlpNorm:
+    case TensorRole::kMlpPostNorm:
     case TensorRole::kOBias:
     case TensorRole::kDownBias:
       return {hidden, 0};

@@ -49,6 +49,7 @@ struct LayerConfig {
   int32_t window = 0;       // kSliding: tokens seen, the query's own included
   int32_t rope = 0;         // index into ModelConfig::ropes
   float softmax_scale = 0;  // 1 / sqrt(head_dim) unless the model says otherwise
+  float score_softcap = 0;  // scores become cap * tanh(score / cap); 0 = off
   int32_t mlp_dim = 0;
   kernels::Activation activation = kernels::Activation::kSilu;
   bool attention_bias = false;  // q, k, v and o add a bias (GGUF: at least one of them)
@@ -63,6 +64,9 @@ struct ModelConfig {
   int32_t vocab_size = 0;
   int32_t max_position = 0;  // longest sequence the model was made for
   float norm_eps = 1e-6f;
+  float norm_offset = 0.0f;      // norms multiply by offset + weight
+  float embedding_scale = 1.0f;  // rows of the embedding are multiplied by it
+  float logit_softcap = 0.0f;    // logits become cap * tanh(logit / cap); 0 = off
   bool tie_embeddings = false;
   std::vector<LayerConfig> layers;
   std::vector<RopeConfig> ropes;

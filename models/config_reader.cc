@@ -85,6 +85,22 @@ absl::StatusOr<std::vector<float>> JsonFields::PositiveList(std::string_view key
   return out;
 }
 
+absl::StatusOr<std::vector<std::string>> JsonFields::StringList(std::string_view key,
+                                                                size_t size) const {
+  const Json list = object_[key];
+  if (!list.is_array() || list.size() != size) {
+    return Refuse(key, fmt::format("must be a list of {} strings", size));
+  }
+  std::vector<std::string> out;
+  out.reserve(size);
+  for (size_t i = 0; i < size; ++i) {
+    const std::optional<std::string_view> value = list.at(i).as_string();
+    if (!value) return Refuse(key, fmt::format("must hold strings (element {})", i));
+    out.emplace_back(*value);
+  }
+  return out;
+}
+
 absl::StatusOr<std::vector<TokenId>> JsonFields::TokenIds(std::string_view key,
                                                           int64_t vocab_size) const {
   std::vector<TokenId> out;
@@ -134,6 +150,25 @@ absl::StatusOr<std::string> GgufFields::String(std::string_view key,
                                                std::string_view fallback) const {
   if (!Has(key)) return std::string(fallback);
   return file_.GetString(Key(key));
+}
+
+absl::StatusOr<std::vector<bool>> GgufFields::Exceptions(std::string_view key, int64_t fallback,
+                                                         size_t num_layers) const {
+  std::vector<bool> out(num_layers);
+  if (file_.TypeOf(Key(key)) == GgufType::kArray) {
+    if (file_.ArraySize(Key(key)) != num_layers) {
+      return Refuse(key, fmt::format("array of {}", file_.ArraySize(Key(key))),
+                    fmt::format("must have {} elements, one for each layer", num_layers));
+    }
+    ASSIGN_OR_RETURN(const std::vector<bool> regular, file_.GetBoolArray(Key(key)));
+    for (size_t i = 0; i < num_layers; ++i) out[i] = !regular[i];
+    return out;
+  }
+  ASSIGN_OR_RETURN(const int64_t period, Int(key, fallback, 0, kMaxLayers));
+  for (size_t i = 0; period > 0 && i < num_layers; ++i) {
+    out[i] = (static_cast<int64_t>(i) + 1) % period == 0;
+  }
+  return out;
 }
 
 absl::StatusOr<std::vector<int64_t>> GgufFields::PerLayer(std::string_view key,

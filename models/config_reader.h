@@ -46,6 +46,7 @@ class JsonFields {
   absl::StatusOr<bool> Bool(std::string_view key, bool fallback) const;
   absl::StatusOr<std::string> String(std::string_view key, std::string_view fallback) const;
   absl::StatusOr<std::vector<float>> PositiveList(std::string_view key, size_t size) const;
+  absl::StatusOr<std::vector<std::string>> StringList(std::string_view key, size_t size) const;
   // An id, a list of ids or nothing; each in [0, vocab_size).
   absl::StatusOr<std::vector<TokenId>> TokenIds(std::string_view key, int64_t vocab_size) const;
   // The object at `key`; an empty one if absent.
@@ -75,6 +76,11 @@ class GgufFields {
                               int64_t max) const;
   absl::StatusOr<float> Positive(std::string_view key, std::optional<float> fallback) const;
   absl::StatusOr<std::string> String(std::string_view key, std::string_view fallback) const;
+  // Whether layer i is the exception of a repeating pattern: the key is that pattern's length, the
+  // last of each run being the exception (1: all are, 0: none), or an array of flags that are true
+  // for the others. [num_layers]
+  absl::StatusOr<std::vector<bool>> Exceptions(std::string_view key, int64_t fallback,
+                                               size_t num_layers) const;
   // [num_layers], from one number or from an array of as many.
   absl::StatusOr<std::vector<int64_t>> PerLayer(std::string_view key,
                                                 const std::vector<int64_t>& fallback,

@@ -42,6 +42,7 @@ kernels::AttentionShape ShapeOf(const LayerConfig& layer, DType kv_dtype) {
           .head_dim_v = layer.head_dim,
           .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
           .softmax_scale = layer.softmax_scale,
+          .logit_softcap = layer.score_softcap,
           .kv_dtype = kv_dtype};
 }
 
@@ -78,6 +79,10 @@ absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& we
 }
 
 absl::Status Decoder::Load(const ModelWeights& weights) {
+  for (const RopeConfig& rope : config_.ropes) {
+    ropes_.push_back(IsLengthDependent(rope) ? RopeFrequencies{}
+                                             : ComputeRope(rope, config_.max_position, 0));
+  }
   const auto norm = [](const std::optional<TensorView>& view, Norm& out) -> absl::Status {
     if (!view) return absl::OkStatus();
     ASSIGN_OR_RETURN(out.weight, ToFloats(*view));
@@ -94,7 +99,9 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
     const LayerWeights& w = weights.layers[i];
     Layer& layer = layers_[i];
     RETURN_IF_ERROR(norm(w.attn_norm, layer.attn_norm));
+    RETURN_IF_ERROR(norm(w.attn_post_norm, layer.attn_post_norm));
     RETURN_IF_ERROR(norm(w.mlp_norm, layer.mlp_norm));
+    RETURN_IF_ERROR(norm(w.mlp_post_norm, layer.mlp_post_norm));
     RETURN_IF_ERROR(norm(w.q_norm, layer.q_norm));
     RETURN_IF_ERROR(norm(w.k_norm, layer.k_norm));
     RETURN_IF_ERROR(projection(w.q, w.q_bias, layer.q));
@@ -124,9 +131,11 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
     if (absl::Status s = attention_->supports(shape, options.block_size); !s.ok()) {
       return Annotate(s, fmt::format("attention={}: layer {}", attention_->name, i));
     }
-    // A window is a mask over a full group: every layer keeps all its tokens.
+    // A window that no sequence can outgrow gives nothing back.
+    const bool windowed = shape.window > 0 && shape.window < LongestSequence(config_);
     specs.push_back({.layer = static_cast<int32_t>(i),
-                     .kind = CacheKind::kFull,
+                     .kind = windowed ? CacheKind::kSlidingWindow : CacheKind::kFull,
+                     .window = windowed ? shape.window : 0,
                      .key_bytes_per_page = kernels::KeyPageBytes(shape, options.block_size),
                      .value_bytes_per_page = kernels::ValuePageBytes(shape, options.block_size)});
   }
@@ -158,19 +167,25 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
         std::max(kv_dim, static_cast<size_t>(l.num_kv_heads) * static_cast<size_t>(l.head_dim));
     mlp_dim = std::max(mlp_dim, static_cast<size_t>(l.mlp_dim));
   }
+  arena.Purpose("residual");
   a.x = arena.Take<float>(tokens * hidden);
   a.normed = arena.Take<float>(tokens * hidden);
+  arena.Purpose("qkv");
   a.q = arena.Take<float>(tokens * q_dim);
   a.k = arena.Take<float>(tokens * kv_dim);
   a.v = arena.Take<float>(tokens * kv_dim);
+  arena.Purpose("attention");
   a.attended = arena.Take<float>(tokens * q_dim);
+  arena.Purpose("mlp");
   a.gate = arena.Take<float>(tokens * mlp_dim);
   a.up = arena.Take<float>(tokens * mlp_dim);
+  arena.Purpose("rope");
   for (const RopeConfig& rope : config_.ropes) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
     a.cos.push_back(arena.Take<float>(tokens * half));
     a.sin.push_back(arena.Take<float>(tokens * half));
   }
+  arena.Purpose("logits");
   a.rows = arena.Take<float>(rows * hidden);
   a.logits = arena.Take<float>(rows * static_cast<size_t>(config_.vocab_size));
   size_t workspace = 0;
@@ -179,6 +194,7 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
     attention_->plan(m, p.shape, pool_.num_threads(), p.plan);
     workspace = std::max(workspace, p.plan.workspace_bytes);
   }
+  arena.Purpose("attention");
   a.workspace = arena.Take<std::byte>(workspace);
   if (arena.dry()) return ForwardOutput{a.logits};
 
@@ -196,7 +212,10 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
 void Decoder::Embed(const ForwardBatch& batch, float* out) const {
   const kernels::PackedWeight& table = embedding_.n() > 0 ? embedding_ : head_.weight;
   for (int32_t t = 0; t < batch.num_tokens; ++t) {
-    table.Row(batch.token_ids[static_cast<size_t>(t)], out + int64_t{t} * config_.hidden_dim);
+    float* row = out + int64_t{t} * config_.hidden_dim;
+    table.Row(batch.token_ids[static_cast<size_t>(t)], row);
+    if (config_.embedding_scale == 1.0f) continue;
+    for (int32_t i = 0; i < config_.hidden_dim; ++i) row[i] *= config_.embedding_scale;
   }
 }
 
@@ -206,12 +225,13 @@ void Decoder::FillRope(const ForwardBatch& batch, Activations& a) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
     if (half == 0) continue;
     const bool by_length = IsLengthDependent(rope);
-    RopeFrequencies f = ComputeRope(rope, config_.max_position, 0);
-    int32_t length = 0;
+    RopeFrequencies of_length;
+    const RopeFrequencies& f = by_length ? of_length : ropes_[r];
+    int32_t length = 0;  // that of_length is of
     for (size_t t = 0; t < static_cast<size_t>(batch.num_tokens); ++t) {
       if (by_length && batch.rope_lengths[t] != length) {
         length = batch.rope_lengths[t];
-        f = ComputeRope(rope, config_.max_position, length);
+        of_length = ComputeRope(rope, config_.max_position, length);
       }
       kernels::RopeAngles(batch.positions[t], f.inv_freq, f.attention_scaling,
                           a.cos[r].data() + t * half, a.sin[r].data() + t * half);
@@ -236,8 +256,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   const int64_t q_dim = int64_t{c.num_heads} * c.head_dim;
   const int64_t kv_dim = int64_t{c.num_kv_heads} * c.head_dim;
 
-  kernels::RmsNorm(a.x.data(), hidden, w.attn_norm.weight.data(), 0.0f, config_.norm_eps, tokens,
-                   hidden, a.normed.data(), hidden, pool_);
+  Normalize(w.attn_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob qkv[] = {
       {.w = &w.q.weight,
@@ -261,12 +280,10 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   };
   kernels::RunLinear(qkv, tokens, pool_);
   if (!w.q_norm.weight.empty()) {
-    kernels::RmsNorm(a.q.data(), c.head_dim, w.q_norm.weight.data(), 0.0f, config_.norm_eps,
-                     tokens * c.num_heads, c.head_dim, a.q.data(), c.head_dim, pool_);
+    Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
   }
   if (!w.k_norm.weight.empty()) {
-    kernels::RmsNorm(a.k.data(), c.head_dim, w.k_norm.weight.data(), 0.0f, config_.norm_eps,
-                     tokens * c.num_kv_heads, c.head_dim, a.k.data(), c.head_dim, pool_);
+    Normalize(w.k_norm, a.k.data(), tokens * c.num_kv_heads, a.k.data());
   }
   if (c.rope >= 0) {
     const auto r = static_cast<size_t>(c.rope);
@@ -294,14 +311,30 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                    .page_stride = stride,
                    .out = a.attended.data()},
                   a.workspace.data(), pool_);
-  const LinearJob out[] = {{.w = &w.o.weight,
-                            .x = a.attended.data(),
-                            .ldx = q_dim,
-                            .y = a.x.data(),
+  AddToStream(w.o, w.attn_post_norm, a.attended.data(), a);
+}
+
+void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) {
+  const auto dim = static_cast<int64_t>(norm.weight.size());
+  kernels::RmsNorm(x, dim, norm.weight.data(), config_.norm_offset, config_.norm_eps, rows, dim,
+                   out, dim, pool_);
+}
+
+void Decoder::AddToStream(const Projection& w, const Norm& post, const float* in, Activations& a) {
+  const int64_t hidden = config_.hidden_dim;
+  const bool normed = !post.weight.empty();
+  float* const y = normed ? a.normed.data() : a.x.data();
+  const LinearJob job[] = {{.w = &w.weight,
+                            .x = in,
+                            .ldx = w.weight.k(),
+                            .y = y,
                             .ldy = hidden,
-                            .bias = OrNull(w.o.bias),
-                            .residual = a.x.data()}};
-  kernels::RunLinear(out, tokens, pool_);
+                            .bias = OrNull(w.bias),
+                            .residual = normed ? nullptr : a.x.data()}};
+  kernels::RunLinear(job, a.num_tokens, pool_);
+  if (!normed) return;
+  Normalize(post, y, a.num_tokens, y);
+  kernels::AddRows(y, a.num_tokens, hidden, a.x.data(), pool_);
 }
 
 void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
@@ -309,8 +342,7 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
   const Layer& w = layers_[index];
   const int64_t tokens = a.num_tokens;
   const int64_t hidden = config_.hidden_dim;
-  kernels::RmsNorm(a.x.data(), hidden, w.mlp_norm.weight.data(), 0.0f, config_.norm_eps, tokens,
-                   hidden, a.normed.data(), hidden, pool_);
+  Normalize(w.mlp_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob gate_up[] = {
       {.w = &w.gate.weight,
@@ -329,14 +361,7 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
   kernels::RunLinear(gate_up, tokens, pool_);
   kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
                            a.gate.data(), pool_);
-  const LinearJob down[] = {{.w = &w.down.weight,
-                             .x = a.gate.data(),
-                             .ldx = c.mlp_dim,
-                             .y = a.x.data(),
-                             .ldy = hidden,
-                             .bias = OrNull(w.down.bias),
-                             .residual = a.x.data()}};
-  kernels::RunLinear(down, tokens, pool_);
+  AddToStream(w.down, w.mlp_post_norm, a.gate.data(), a);
 }
 
 void Decoder::Head(const ForwardBatch& batch, Activations& a) {
@@ -347,8 +372,7 @@ void Decoder::Head(const ForwardBatch& batch, Activations& a) {
                 a.x.data() + int64_t{batch.logit_rows[r]} * hidden,
                 static_cast<size_t>(hidden) * sizeof(float));
   }
-  kernels::RmsNorm(a.rows.data(), hidden, final_norm_.weight.data(), 0.0f, config_.norm_eps,
-                   a.num_rows, hidden, a.rows.data(), hidden, pool_);
+  Normalize(final_norm_, a.rows.data(), a.num_rows, a.rows.data());
   if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
   const LinearJob head[] = {{.w = &head_.weight,
                              .x = a.rows.data(),
@@ -356,6 +380,9 @@ void Decoder::Head(const ForwardBatch& batch, Activations& a) {
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
   kernels::RunLinear(head, a.num_rows, pool_);
+  if (config_.logit_softcap > 0.0f) {
+    kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);
+  }
 }
 
 }  // namespace quire

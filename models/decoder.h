@@ -16,6 +16,7 @@
 #include "models/config.h"
 #include "models/model.h"
 #include "models/model_weights.h"
+#include "models/rope_config.h"
 
 namespace quire {
 
@@ -54,7 +55,7 @@ class Decoder : public Model {
     std::vector<float> bias;  // empty = absent
   };
   struct Layer {
-    Norm attn_norm, mlp_norm, q_norm, k_norm;
+    Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
     Projection q, k, v, o, gate, up, down;
     int32_t plan = 0;  // index into plans_
   };
@@ -78,6 +79,11 @@ class Decoder : public Model {
   void Attention(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
   void Mlp(size_t index, const ForwardBatch& batch, Activations& a);
   void Head(const ForwardBatch& batch, Activations& a);
+  // out[r] = norm(x[r]) over `rows` contiguous rows; out may be x.
+  void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
+  // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
+  // not a.normed.
+  void AddToStream(const Projection& w, const Norm& post, const float* in, Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;
@@ -85,6 +91,7 @@ class Decoder : public Model {
   CacheLayout layout_;
   std::vector<Layer> layers_;
   std::vector<Plan> plans_;
+  std::vector<RopeFrequencies> ropes_;  // of config_.ropes; those that depend on the length: empty
   Norm final_norm_;
   Projection head_;                  // packed; also the embedding if tied
   kernels::PackedWeight embedding_;  // empty if tied

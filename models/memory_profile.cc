@@ -4,6 +4,10 @@
 
 namespace quire {
 
+int64_t ReserveBytes(int64_t num_threads, int64_t vocab_size) {
+  return (int64_t{64} << 20) + num_threads * vocab_size * 16;
+}
+
 std::string MemoryProfile::ToString() const {
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   std::string s;
@@ -18,6 +22,11 @@ std::string MemoryProfile::ToString() const {
       "{})",
       mib(kv_pool), num_blocks, block_size, static_cast<double>(block_bytes) / 1024,
       bytes_per_token, rule);
+  for (size_t i = 0; pools.size() > 1 && i < pools.size(); ++i) {
+    s += fmt::format("\n  pool {}         {:>10.1f} MiB  ({} blocks, {:.1f} KiB each)", i,
+                     mib(pools[i].num_blocks * pools[i].block_bytes), pools[i].num_blocks,
+                     static_cast<double>(pools[i].block_bytes) / 1024);
+  }
   return s;
 }
 

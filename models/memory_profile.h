@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -15,6 +16,16 @@ struct MemoryOptions {
   double memory_utilization = 0.8;    // share of the limit that the daemon may use
   int64_t kv_cache_memory_bytes = 0;  // > 0: the pool's size, instead of the rule
   int32_t num_blocks = 0;             // > 0: usable blocks of the main pool, instead of both
+};
+
+// What no formula knows (connections, tables, tokenizer, allocator slack), and the samplers' copies
+// of a row of logits, one for each kernel thread.
+int64_t ReserveBytes(int64_t num_threads, int64_t vocab_size);
+
+// Pages of one size in bytes.
+struct PoolProfile {
+  int32_t num_blocks = 0;
+  int64_t block_bytes = 0;
 };
 
 // All in bytes unless named otherwise.
@@ -27,12 +38,13 @@ struct MemoryProfile {
   int64_t weights = 0;  // packed weights
   int64_t activation_peak = 0;  // arena of the worst-case step
   int64_t reserve = 0;          // logits, sampling, tables, connections
-  int64_t kv_pool = 0;          // num_blocks * block_bytes
+  int64_t kv_pool = 0;          // all pools
   int64_t block_bytes = 0;      // of the main pool
   int64_t bytes_per_token = 0;
-  int32_t num_blocks = 0;
+  int32_t num_blocks = 0;  // of the main pool
   int32_t block_size = 0;  // tokens
-  std::string rule;        // "num_blocks=", "kv_cache_memory_bytes=" or "memory_utilization="
+  std::vector<PoolProfile> pools;
+  std::string rule;  // "num_blocks=", "kv_cache_memory_bytes=" or "memory_utilization="
 
   // The breakdown, one line each, in MiB: for the start-up log.
   std::string ToString() const;

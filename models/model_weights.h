@@ -22,6 +22,7 @@ namespace quire {
 
 struct LayerWeights {
   std::optional<TensorView> attn_norm, mlp_norm;
+  std::optional<TensorView> attn_post_norm, mlp_post_norm;  // of what each half adds
   std::optional<TensorView> q, k, v, o;
   std::optional<TensorView> q_bias, k_bias, v_bias, o_bias;
   std::optional<TensorView> gate, up, down;

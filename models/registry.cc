@@ -2,6 +2,9 @@
 
 namespace quire {
 
+absl::StatusOr<ModelConfig> Gemma3FromJson(const JsonFields& json);
+absl::StatusOr<ModelConfig> Gemma3FromGguf(const GgufFields& fields);
+TensorNames Gemma3TensorNames(bool gguf);
 absl::StatusOr<ModelConfig> LlamaFromJson(const JsonFields& config);
 absl::StatusOr<ModelConfig> LlamaFromGguf(const GgufFields& fields);
 TensorNames LlamaTensorNames(bool gguf);
@@ -11,6 +14,7 @@ std::span<const Architecture> Architectures() {
   static constexpr Architecture kRows[] = {
       {"LlamaForCausalLM", "llama", LlamaFromJson, LlamaFromGguf, LlamaTensorNames},
       {"MistralForCausalLM", "", MistralFromJson, nullptr, LlamaTensorNames},
+      {"Gemma3ForCausalLM", "gemma3", Gemma3FromJson, Gemma3FromGguf, Gemma3TensorNames},
   };
   return kRows;
 }

@@ -19,7 +19,9 @@ namespace quire {
 // What a tensor is to the decoder; each is a member of LayerWeights (models/model_weights.h).
 enum class TensorRole : uint8_t {
   kAttnNorm,
+  kAttnPostNorm,  // of what attention adds to the residual stream
   kMlpNorm,
+  kMlpPostNorm,
   kQ,
   kK,
   kV,

@@ -100,6 +100,28 @@ absl::Status ReadJsonScaling(const JsonFields& params, const JsonFields& config,
   return absl::OkStatus();
 }
 
+// All but theta, which has a key of its own in old files.
+absl::Status ReadJsonRope(const JsonFields& params, const JsonFields& config, int32_t head_dim,
+                          int32_t max_position, RopeConfig& rope) {
+  const std::string type_key = params.Has("rope_type") ? "rope_type" : "type";
+  ASSIGN_OR_RETURN(const std::string name, params.String(type_key, "default"));
+  std::string known;
+  const std::optional<RopeType> type = FindType(kJsonTypes, name, &known);
+  if (!type) {
+    return params.Refuse(type_key, "is not known; known: " + known,
+                         absl::StatusCode::kUnimplemented);
+  }
+  rope.type = *type;
+  const JsonFields& partial_source = params.Has("partial_rotary_factor") ? params : config;
+  ASSIGN_OR_RETURN(const float partial, partial_source.Positive("partial_rotary_factor", 1.0f));
+  if (partial > 1.0f) {
+    return partial_source.Refuse("partial_rotary_factor", "must be in (0, 1]");
+  }
+  rope.rotary_dim = static_cast<int32_t>(static_cast<float>(head_dim) * partial);
+  RETURN_IF_ERROR(ReadJsonScaling(params, config, max_position, rope));
+  return CheckFormula(rope, config.file());
+}
+
 // A one-dimensional float32 tensor of `size` finite numbers above zero; empty if it is absent.
 absl::StatusOr<std::vector<float>> ReadFactors(const GgufFile& file, const std::string& name,
                                                size_t size) {
@@ -125,7 +147,6 @@ absl::StatusOr<std::vector<float>> ReadFactors(const GgufFile& file, const std::
 
 absl::StatusOr<RopeConfig> RopeFromJson(const JsonFields& config, int32_t head_dim,
                                         int32_t max_position) {
-  RopeConfig rope;
   ASSIGN_OR_RETURN(const JsonFields scaling, config.Object("rope_scaling"));
   ASSIGN_OR_RETURN(const JsonFields parameters, config.Object("rope_parameters"));
   const JsonFields& params = scaling.json().size() > 0 ? scaling : parameters;
@@ -135,25 +156,36 @@ absl::StatusOr<RopeConfig> RopeFromJson(const JsonFields& config, int32_t head_d
                            absl::StatusCode::kUnimplemented);
     }
   }
+  RopeConfig rope;
   const JsonFields& theta_source = params.Has("rope_theta") ? params : config;
   ASSIGN_OR_RETURN(rope.theta, theta_source.Positive("rope_theta", kDefaultTheta));
-  const std::string type_key = params.Has("rope_type") ? "rope_type" : "type";
-  ASSIGN_OR_RETURN(const std::string name, params.String(type_key, "default"));
-  std::string known;
-  const std::optional<RopeType> type = FindType(kJsonTypes, name, &known);
-  if (!type) {
-    return params.Refuse(type_key, "is not known; known: " + known,
-                         absl::StatusCode::kUnimplemented);
+  RETURN_IF_ERROR(ReadJsonRope(params, config, head_dim, max_position, rope));
+  return rope;
+}
+
+absl::StatusOr<RopeConfig> RopeOfLayerType(const JsonFields& config, const LayerTypeRope& type,
+                                           int32_t head_dim, int32_t max_position) {
+  ASSIGN_OR_RETURN(const JsonFields scaling, config.Object("rope_scaling"));
+  ASSIGN_OR_RETURN(const JsonFields by_type, config.Object("rope_parameters"));
+  const bool new_style = by_type.json().size() > 0;
+  if (new_style && scaling.json().size() > 0) {
+    return config.Refuse("rope_scaling", "contradicts rope_parameters; keep one of them");
   }
-  rope.type = *type;
-  const JsonFields& partial_source = params.Has("partial_rotary_factor") ? params : config;
-  ASSIGN_OR_RETURN(const float partial, partial_source.Positive("partial_rotary_factor", 1.0f));
-  if (partial > 1.0f) {
-    return partial_source.Refuse("partial_rotary_factor", "must be in (0, 1]");
+  for (const std::string& key : by_type.json().keys()) {
+    if (!by_type.json()[key].is_object() && by_type.Has(key)) {
+      return by_type.Refuse(key, "must be an object, one for each layer type");
+    }
   }
-  rope.rotary_dim = static_cast<int32_t>(static_cast<float>(head_dim) * partial);
-  RETURN_IF_ERROR(ReadJsonScaling(params, config, max_position, rope));
-  RETURN_IF_ERROR(CheckFormula(rope, config.file()));
+  const JsonFields none(Json(), config.file());
+  ASSIGN_OR_RETURN(const JsonFields own, by_type.Object(type.layer_type));
+  const JsonFields& params = new_style ? own : type.takes_scaling ? scaling : none;
+  RopeConfig rope;
+  if (params.Has("rope_theta")) {
+    ASSIGN_OR_RETURN(rope.theta, params.Positive("rope_theta", std::nullopt));
+  } else {
+    ASSIGN_OR_RETURN(rope.theta, config.Positive(type.theta_key, type.default_theta));
+  }
+  RETURN_IF_ERROR(ReadJsonRope(params, config, head_dim, max_position, rope));
   return rope;
 }
 

@@ -14,7 +14,19 @@
 
 namespace quire {
 
+// Models whose rope differs by layer type. New style: rope_parameters {layer_type: {rope_type,
+// rope_theta, ...}, ...}; old style: `theta_key` of the file and, for the type that
+// `takes_scaling`, rope_scaling. Both styles at once are refused.
+struct LayerTypeRope {
+  std::string_view layer_type;
+  std::string_view theta_key;
+  float default_theta = 0;
+  bool takes_scaling = false;
+};
+
 // ERRORS: kInvalidArgument naming the key; kUnimplemented for an unknown type, listing the known.
+absl::StatusOr<RopeConfig> RopeOfLayerType(const JsonFields& config, const LayerTypeRope& type,
+                                           int32_t head_dim, int32_t max_position);
 absl::StatusOr<RopeConfig> RopeFromJson(const JsonFields& config, int32_t head_dim,
                                         int32_t max_position);
 absl::StatusOr<RopeConfig> RopeFromGguf(const GgufFields& fields, int32_t head_dim,

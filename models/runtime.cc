@@ -10,14 +10,11 @@
 #include "models/checkpoint.h"
 #include "models/decoder.h"
 #include "models/executor.h"
+#include "models/pool_sizes.h"
 #include "models/rope_config.h"
 
 namespace quire {
 namespace {
-
-// Connections, tables, tokenizer, allocator slack: what no formula knows.
-constexpr int64_t kBaseReserve = int64_t{64} << 20;
-constexpr int32_t kMinBlocks = 1;
 
 absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
   if (name == "auto" || name == "float32") return DType::kF32;
@@ -115,12 +112,13 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   RETURN_IF_ERROR(Profile(options));
   const CacheLayout& layout = model_->cache_layout();
   std::vector<int32_t> num_pages;
-  for (size_t i = 0; i < layout.pools.size(); ++i) {
-    page_pools_.emplace_back(profile_.num_blocks, layout.block_size);
-    num_pages.push_back(profile_.num_blocks);
+  for (const PoolProfile& pool : profile_.pools) {
+    page_pools_.emplace_back(pool.num_blocks, layout.block_size);
+    num_pages.push_back(pool.num_blocks);
   }
   ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages));
-  blocks_ = std::make_unique<BlockManager>(layout, page_pools_);
+  blocks_ = std::make_unique<BlockManager>(
+      layout, page_pools_, BlockManagerOptions{.max_step_tokens = options.max_num_batched_tokens});
   executor_ = std::make_unique<ModelExecutor>(*model_, *blocks_, *storage_, *pool_,
                                               static_cast<size_t>(profile_.activation_peak));
   return absl::OkStatus();
@@ -151,14 +149,16 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   const MemoryOptions& memory = options.memory;
   MemoryProfile& p = profile_;
   const MemoryInfo info = ReadMemoryInfo();
+  const PoolMix mix{.max_model_len = max_model_len_,
+                    .max_num_seqs = options.max_num_seqs,
+                    .max_step_tokens = options.max_num_batched_tokens};
   p.block_size = layout.block_size;
-  p.block_bytes = 0;
-  for (const PoolLayout& pool : layout.pools)
-    p.block_bytes += static_cast<int64_t>(pool.page_bytes);
+  p.block_bytes =
+      static_cast<int64_t>(layout.pools[static_cast<size_t>(MainPool(layout))].page_bytes);
   p.bytes_per_token = layout.bytes_per_token;
   p.weights = static_cast<int64_t>(model_->weight_bytes());
   ASSIGN_OR_RETURN(p.activation_peak, ActivationPeak(options));
-  p.reserve = kBaseReserve + int64_t{pool_->num_threads()} * model_->vocab_size() * 16;
+  p.reserve = ReserveBytes(pool_->num_threads(), model_->vocab_size());
   p.limit = info.limit;
   p.limit_source = info.limit_source;
   // This process already holds its weights: they count as weights, not as somebody else's use.
@@ -172,16 +172,19 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
     wanted = memory.kv_cache_memory_bytes;
     p.rule = fmt::format("kv_cache_memory_bytes={}", memory.kv_cache_memory_bytes);
   }
+  p.num_blocks = MainBlocksIn(layout, mix, wanted);
   if (memory.num_blocks > 0) {
-    wanted = memory.num_blocks * p.block_bytes;
+    p.num_blocks = memory.num_blocks;
     p.rule = fmt::format("num_blocks={}", memory.num_blocks);
   }
-  const int64_t blocks =
-      std::min<int64_t>(wanted / std::max<int64_t>(p.block_bytes, 1), INT32_MAX / 2);
-  p.num_blocks = static_cast<int32_t>(std::max<int64_t>(blocks, 0));
-  p.kv_pool = p.num_blocks * p.block_bytes;
+  const std::vector<int32_t> pages = PoolPages(layout, mix, p.num_blocks);
+  p.kv_pool = BytesOfPools(layout, pages);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    p.pools.push_back({pages[i], static_cast<int64_t>(layout.pools[i].page_bytes)});
+  }
+  const int32_t longest = LongestInPools(layout, mix, pages);
   const int64_t hard_room = p.available - p.weights - p.activation_peak - p.reserve;
-  if (p.num_blocks < kMinBlocks || p.kv_pool > hard_room) {
+  if (p.kv_pool > hard_room || (longest < 1 && memory.num_blocks == 0)) {
     return Error(absl::StatusCode::kResourceExhausted,
                  "{}: the kv pool of {} blocks ({} MiB) does not fit, {} MiB are left for it; "
                  "lower num_blocks, max_num_batched_tokens or max_num_seqs, or raise "
@@ -189,17 +192,21 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
                  p.rule, p.num_blocks, p.kv_pool >> 20, std::max<int64_t>(hard_room, 0) >> 20,
                  p.ToString());
   }
-  // Unless asked for, no request may be longer than the pool holds.
-  const int64_t pool_tokens = int64_t{p.num_blocks} * p.block_size;
-  if (pool_tokens < max_model_len_) {
+  if (longest < 1) {
+    const size_t main = static_cast<size_t>(MainPool(layout));
+    return InvalidArgument("num_blocks={} holds no sequence, one token takes {}; raise it",
+                           p.num_blocks, PagesOfSequence(layout, 1, 1)[main]);
+  }
+  // Unless asked for, no request may be longer than the pools hold.
+  if (longest < max_model_len_) {
     if (options.max_model_len > 0 && memory.num_blocks == 0) {
       return Error(
           absl::StatusCode::kResourceExhausted,
           "max_model_len={} exceeds the kv pool's {} tokens ({} blocks of {}); lower it or "
           "give the pool more memory",
-          options.max_model_len, pool_tokens, p.num_blocks, p.block_size);
+          options.max_model_len, longest, p.num_blocks, p.block_size);
     }
-    if (options.max_model_len == 0) max_model_len_ = static_cast<int32_t>(pool_tokens);
+    if (options.max_model_len == 0) max_model_len_ = longest;
   }
   return absl::OkStatus();
 }

@@ -143,6 +143,30 @@ TEST(Arena, DryAndBackedCountTheSame) {
   EXPECT_EQ(backed.peak(), dry.peak());
 }
 
+TEST(Arena, KnowsWhatThePeakIsMadeOf) {
+  Arena dry;
+  dry.Purpose("a");
+  dry.Take<std::byte>(64);
+  dry.Purpose("b");
+  const size_t mark = dry.used();
+  dry.Take<std::byte>(6400);
+  dry.Purpose("a");
+  dry.Take<std::byte>(128);  // the peak: a 192, b 6400
+  dry.Rewind(mark);
+  dry.Purpose("c");
+  dry.Take<std::byte>(640);
+  dry.Reset();
+  dry.Purpose("d");
+  dry.Take<std::byte>(320);
+  const std::vector<Arena::Part> parts = dry.PeakParts();
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].what, "a");
+  EXPECT_EQ(parts[0].bytes, 192u);
+  EXPECT_EQ(parts[1].what, "b");
+  EXPECT_EQ(parts[1].bytes, 6400u);
+  EXPECT_EQ(dry.peak(), 6592u);
+}
+
 class FakeRoot {
  public:
   FakeRoot() : path_(testing::TempDir() + "/quire_root_" + std::to_string(getpid())) {

@@ -231,6 +231,41 @@ TEST(GatedActivation, NanStaysNan) {
   }
 }
 
+TEST(SoftCap, CloseToFloat64) {
+  for (const float cap : {0.5f, 30.0f}) {
+    for (const auto& size : {std::pair<int64_t, int64_t>{2, 40000}, {3, 7}}) {
+      const int64_t rows = size.first, dim = size.second;
+      std::vector<float> x = Normal(static_cast<size_t>(rows * dim), 8, 20.0f);
+      x[0] = 0.0f;
+      x[1] = 1e30f;
+      x[2] = -1e30f;
+      x[3] = 1e-20f;
+      const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
+        std::vector<float> y = x;
+        SoftCap(cap, rows, dim, y.data(), pool);
+        return y;
+      });
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double want = cap * std::tanh(double{x[i]} / cap);
+        // The quotient and the product round once each, tanh has 3e-7.
+        EXPECT_NEAR(got[i], want, std::fabs(want) * (3e-7 + 3 * kU)) << x[i];
+      }
+      EXPECT_EQ(got[1], cap);
+      EXPECT_EQ(got[2], -cap);
+    }
+  }
+}
+
+TEST(AddRows, OneRoundingEach) {
+  const std::vector<float> x = Normal(5 * 9000, 9), y = Normal(5 * 9000, 10);
+  const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
+    std::vector<float> sum = x;
+    AddRows(y.data(), 5, 9000, sum.data(), pool);
+    return sum;
+  });
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], x[i] + y[i]);
+}
+
 TEST(RopeAngles, EqualsTheRecordedDefinition) {
   // cos and sin of the float32 product, scaled: two roundings.
   const std::vector<float> freq = {1.0f, 0.3f, 1e-3f, 1e-5f};

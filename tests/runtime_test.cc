@@ -6,6 +6,7 @@
 
 #include "models/executor.h"
 #include "scheduler/scheduler.h"
+#include "tests/support/edited_model.h"
 
 namespace quire {
 namespace {
@@ -61,10 +62,16 @@ TEST(Runtime, OverridesAreTakenAsTheyAre) {
 // aborts beyond its capacity, so finishing is the proof; the peak shows that the figure is not
 // slack.
 TEST(Runtime, AWorstCaseStepStaysWithinTheProfile) {
-  for (const char* attention : {"flash", "eager"}) {
+  for (const auto& [model, attention] : {std::pair{"llama", "flash"},
+                                         {"llama", "eager"},
+                                         {"mistral", "flash"},
+                                         {"gemma3", "flash"},
+                                         {"gemma3", "eager"}}) {
+    SCOPED_TRACE(fmt::format("{} {}", model, attention));
     RuntimeOptions o = Small();
+    o.model = Model(model);
     o.attention = attention;
-    o.memory.num_blocks = 300;
+    o.memory.num_blocks = 600;  // room for all, in every group
     auto loaded = ModelRuntime::Load(o);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     ModelRuntime& runtime = **loaded;
@@ -101,6 +108,125 @@ TEST(Runtime, AWorstCaseStepStaysWithinTheProfile) {
     const auto& executor = static_cast<const ModelExecutor&>(runtime.executor());
     EXPECT_LE(static_cast<int64_t>(executor.arena_peak()), runtime.memory().activation_peak);
     EXPECT_GT(static_cast<int64_t>(executor.arena_peak()), runtime.memory().activation_peak / 2);
+  }
+}
+
+// Bytes and capacity by hand, per kind of model. A page of one layer has keys and values of 2 heads
+// of 16 in float32 for 16 tokens: 4,096 bytes. A step computes up to 64 tokens, so a window of w
+// touches at most (w - 1 + 64 + 15) / 16 + 1 pages, and no more than the sequence has.
+struct Capacity {
+  const char* name;
+  std::string model;
+  int32_t num_blocks;
+  int64_t block_bytes;
+  int64_t kv_pool;
+  int64_t bytes_per_token;  // that grow with the sequence
+  int32_t max_model_len;
+};
+
+TEST(Runtime, K04_MixedLayersAreCountedAsTheyAreHeld) {
+  const Capacity rows[] = {
+      // 3 full layers in one group: 10 blocks are 160 tokens.
+      {"all full", Model("llama"), 10, 3 * 4096, 10 * 3 * 4096, 3 * 256, 160},
+      // 3 layers of window 16: never more than 6 pages, so the model's own limit stands.
+      {"all windowed", Model("mistral"), 10, 3 * 4096, 10 * 3 * 4096, 0, 512},
+      {"all windowed, least", Model("mistral"), 6, 3 * 4096, 6 * 3 * 4096, 0, 512},
+      {"all windowed, less", Model("mistral"), 5, 3 * 4096, 5 * 3 * 4096, 0, 80},
+      // 5 layers of window 12 and a full one, groups of one layer each in one pool: 40 blocks are
+      // 10
+      // full pages and 5 times 6 of the windows.
+      {"five to one", Model("gemma3"), 40, 4096, 40 * 4096, 256, 160},
+      {"five to one, short", Model("gemma3"), 30, 4096, 30 * 4096, 256, 80},
+      // No sequence outgrows a window of 4,096: the layers are full ones.
+      {"window beyond the longest", EditedModel("mistral", "wide", {{"sliding_window", "4096"}}),
+       10, 3 * 4096, 10 * 3 * 4096, 3 * 256, 160},
+      // 9 layers of window 12, 2 full ones: 10 pages of 2 layers are 160 tokens; of the windows' 9
+      // the longest sequence needs 6, but the mix is 8 sequences of a block or two, which is more:
+      // 8 times 1, and one step's 4.
+      {"two pools",
+       EditedModel("gemma3", "two-pools", {{"layer_types", ""}, {"sliding_window_pattern", "5"}},
+                   11),
+       10, 2 * 4096, 10 * 2 * 4096 + (8 + 4) * 9 * 4096, 2 * 256, 160},
+  };
+  for (const Capacity& row : rows) {
+    SCOPED_TRACE(row.name);
+    RuntimeOptions o = Small();
+    o.model = row.model;
+    o.memory.num_blocks = row.num_blocks;
+    const auto loaded = ModelRuntime::Load(o);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ModelRuntime& runtime = **loaded;
+    EXPECT_EQ(runtime.memory().num_blocks, row.num_blocks);
+    EXPECT_EQ(runtime.memory().block_bytes, row.block_bytes);
+    EXPECT_EQ(runtime.memory().kv_pool, row.kv_pool);
+    EXPECT_EQ(runtime.memory().bytes_per_token, row.bytes_per_token);
+    ASSERT_EQ(runtime.max_model_len(), row.max_model_len);
+
+    SchedulerOptions options;
+    options.max_num_seqs = o.max_num_seqs;
+    options.max_num_batched_tokens = o.max_num_batched_tokens;
+    options.max_model_len = 512;
+    Scheduler scheduler(options, runtime.block_manager());
+    std::vector<TokenEvent> events;
+    const auto submit = [&](RequestId id, int32_t tokens) {
+      auto request = std::make_shared<Request>();
+      request->id = id;
+      request->prompt.assign(static_cast<size_t>(tokens) - 8, 7);
+      request->stop.max_tokens = 8;
+      scheduler.Apply(Submit{request}, events);
+    };
+    submit(1, row.max_model_len);
+    EXPECT_TRUE(events.empty()) << "not refused";
+    int32_t most_used = 0;
+    while (!scheduler.idle()) {
+      const ScheduledBatch batch = scheduler.Schedule(events);
+      const absl::StatusOr<StepOutput> out = runtime.executor().Run(batch);
+      ASSERT_TRUE(out.ok()) << out.status();
+      most_used = std::max(most_used, runtime.block_manager().pools()[0].num_active());
+      scheduler.Commit(batch, *out, events);
+    }
+    EXPECT_EQ(scheduler.stats().num_finished(FinishReason::kLength), 1);
+    EXPECT_EQ(scheduler.stats().preemptions, 0);
+    EXPECT_GT(most_used, 0);
+    if (row.max_model_len == 512) continue;
+    events.clear();
+    submit(2, row.max_model_len + 1);
+    ASSERT_EQ(events.size(), 1u);
+    EXPECT_EQ(events[0].error.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(Message(events[0].error).find("num_blocks"), std::string::npos) << events[0].error;
+  }
+}
+
+TEST(Runtime, SeveralPoolsAddUp) {
+  RuntimeOptions o = Small();
+  o.model = EditedModel("gemma3", "two-pools",
+                        {{"layer_types", ""}, {"sliding_window_pattern", "5"}}, 11);
+  o.memory = {.memory_utilization = 0.25};
+  const auto runtime = ModelRuntime::Load(o);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  const MemoryProfile& p = (*runtime)->memory();
+  ASSERT_EQ(p.pools.size(), 2u);
+  int64_t sum = 0;
+  for (size_t i = 0; i < 2; ++i) {
+    sum += p.pools[i].num_blocks * p.pools[i].block_bytes;
+    EXPECT_EQ((*runtime)->block_manager().pools()[i].num_usable(), p.pools[i].num_blocks);
+  }
+  EXPECT_EQ(p.kv_pool, sum);
+  const int64_t room = p.budget - p.weights - p.activation_peak - p.reserve;
+  EXPECT_LE(p.kv_pool, room);
+  // One block more of the main pool, and what goes with it in the other, would not fit.
+  EXPECT_GT(p.kv_pool + (2 + 9) * 4096, room);
+  EXPECT_NE(p.ToString().find("pool 1"), std::string::npos) << p.ToString();
+}
+
+TEST(Runtime, APoolForNobodyIsRefused) {
+  RuntimeOptions o = Small();
+  o.model = Model("gemma3");
+  o.memory.num_blocks = 5;  // one token takes a page in each of six groups
+  const auto runtime = ModelRuntime::Load(o);
+  EXPECT_EQ(runtime.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const char* word : {"num_blocks=5", "takes 6", "raise"}) {
+    EXPECT_NE(Message(runtime.status()).find(word), std::string::npos) << runtime.status();
   }
 }
 

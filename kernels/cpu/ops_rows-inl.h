@@ -75,6 +75,16 @@ void GatedRow(Activation act, const float* gate, const float* up, int64_t n, flo
   }
 }
 
+void SoftCapRow(float cap, int64_t n, float* x) {
+  const Vec c = Set1(cap);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) Store(Mul(c, Tanh(Div(Load(x + i), c))), x + i);
+  if (i < n) {
+    const int tail = static_cast<int>(n - i);
+    StoreN(Mul(c, Tanh(Div(LoadN(x + i, tail), c))), x + i, tail);
+  }
+}
+
 void ExpSpan(const float* x, int64_t n, float* out) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) Store(Exp(Load(x + i)), out + i);

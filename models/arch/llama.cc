@@ -3,8 +3,7 @@
 //
 // Defaults are those of transformers' LlamaConfig and MistralConfig. In GGUF, rows of q and k are
 // permuted so that a head's rotated pairs are neighbours: rope is interleaved there.
-#include <cmath>
-
+#include "models/arch/dimensions.h"
 #include "models/registry.h"
 #include "models/rope_reader.h"
 
@@ -56,69 +55,36 @@ constexpr LayerTensorName kGgufNames[] = {
     {TensorRole::kDownBias, "blk.{}.ffn_down.bias"},
 };
 
-// What differs between the members of the family in config.json.
-struct Defaults {
-  int64_t mlp_dim;
-  std::optional<int64_t> num_kv_heads;  // absent: as many as heads
-  int64_t max_position;
+// What only some members of the family read from config.json.
+struct Extras {
   bool has_biases;
   std::optional<int64_t> window;  // if the key is absent; null in the file means none
 };
 
-absl::StatusOr<ModelConfig> FromJson(const JsonFields& json, const Defaults& defaults) {
-  ModelConfig config;
-  LayerConfig layer;
-  ASSIGN_OR_RETURN(const int64_t hidden, json.Int("hidden_size", 4096, 1, kMaxWidth));
-  ASSIGN_OR_RETURN(const int64_t vocab, json.Int("vocab_size", 32000, 1, kMaxVocab));
-  ASSIGN_OR_RETURN(const int64_t num_layers, json.Int("num_hidden_layers", 32, 1, kMaxLayers));
-  ASSIGN_OR_RETURN(const int64_t heads, json.Int("num_attention_heads", 32, 1, kMaxHeads));
-  const bool kv_null = json.HasKey("num_key_value_heads");
-  ASSIGN_OR_RETURN(const int64_t kv_heads,
-                   json.Int("num_key_value_heads",
-                            kv_null ? heads : defaults.num_kv_heads.value_or(heads), 1, kMaxHeads));
-  if (!json.Has("head_dim") && hidden % heads != 0) {
-    return json.Refuse(
-        "hidden_size",
-        fmt::format("must be a multiple of num_attention_heads={}, or head_dim given", heads));
-  }
-  ASSIGN_OR_RETURN(const int64_t head_dim, json.Int("head_dim", hidden / heads, 1, kMaxWidth));
-  ASSIGN_OR_RETURN(const int64_t mlp_dim,
-                   json.Int("intermediate_size", defaults.mlp_dim, 1, kMaxWidth));
-  ASSIGN_OR_RETURN(const int64_t max_position,
-                   json.Int("max_position_embeddings", defaults.max_position, 1, kMaxPosition));
-  ASSIGN_OR_RETURN(config.norm_eps, json.Positive("rms_norm_eps", 1e-6f));
-  ASSIGN_OR_RETURN(config.tie_embeddings, json.Bool("tie_word_embeddings", false));
-  ASSIGN_OR_RETURN(layer.activation, ActivationFromName(json, "hidden_act", "silu"));
-  if (defaults.has_biases) {
+absl::StatusOr<ModelConfig> FromJson(const JsonFields& json, const HubDefaults& defaults,
+                                     const Extras& extras) {
+  ASSIGN_OR_RETURN(ModelConfig config, DimensionsFromJson(json, defaults));
+  LayerConfig layer = config.layers[0];
+  if (extras.has_biases) {
     ASSIGN_OR_RETURN(layer.attention_bias, json.Bool("attention_bias", false));
     ASSIGN_OR_RETURN(layer.mlp_bias, json.Bool("mlp_bias", false));
   }
-  if (defaults.window && (json.Has("sliding_window") || !json.HasKey("sliding_window"))) {
+  if (extras.window && (json.Has("sliding_window") || !json.HasKey("sliding_window"))) {
     ASSIGN_OR_RETURN(const int64_t window,
-                     json.Int("sliding_window", *defaults.window, 1, kMaxPosition));
+                     json.Int("sliding_window", *extras.window, 1, kMaxPosition));
     layer.attention = AttentionKind::kSliding;
     layer.window = static_cast<int32_t>(window);
   }
-  ASSIGN_OR_RETURN(RopeConfig rope, RopeFromJson(json, static_cast<int32_t>(head_dim),
-                                                 static_cast<int32_t>(max_position)));
-  if (rope.rotary_dim != head_dim) {
+  config.layers.assign(config.layers.size(), layer);
+  ASSIGN_OR_RETURN(RopeConfig rope, RopeFromJson(json, layer.head_dim, config.max_position));
+  if (rope.rotary_dim != layer.head_dim) {
     return Error(absl::StatusCode::kUnimplemented,
                  "{}: partial_rotary_factor gives {} rotated dimensions of {}, but this "
                  "architecture rotates all",
-                 json.file(), rope.rotary_dim, head_dim);
+                 json.file(), rope.rotary_dim, layer.head_dim);
   }
-  layer.num_heads = static_cast<int32_t>(heads);
-  layer.num_kv_heads = static_cast<int32_t>(kv_heads);
-  layer.head_dim = static_cast<int32_t>(head_dim);
-  layer.mlp_dim = static_cast<int32_t>(mlp_dim);
-  layer.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  config.hidden_dim = static_cast<int32_t>(hidden);
-  config.vocab_size = static_cast<int32_t>(vocab);
-  config.max_position = static_cast<int32_t>(max_position);
   config.ropes = {std::move(rope)};
-  config.layers.assign(static_cast<size_t>(num_layers), layer);
-  RETURN_IF_ERROR(
-      CheckConfig(config, {json.file(), "num_attention_heads", "num_key_value_heads", "head_dim"}));
+  RETURN_IF_ERROR(CheckHubConfig(config, json));
   return config;
 }
 
@@ -150,109 +116,52 @@ absl::Status RefuseRelatives(const GgufFields& fields) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> LlamaFromJson(const JsonFields& config) {
-  return FromJson(config, {.mlp_dim = 11008,
-                           .num_kv_heads = std::nullopt,
-                           .max_position = 2048,
-                           .has_biases = true,
-                           .window = std::nullopt});
+  return FromJson(config,
+                  {.hidden_dim = 4096,
+                   .vocab_size = 32000,
+                   .num_layers = 32,
+                   .num_heads = 32,
+                   .mlp_dim = 11008,
+                   .max_position = 2048},
+                  {.has_biases = true, .window = std::nullopt});
 }
 
 absl::StatusOr<ModelConfig> MistralFromJson(const JsonFields& config) {
-  return FromJson(config, {.mlp_dim = 14336,
-                           .num_kv_heads = 8,
-                           .max_position = 4096 * 32,
-                           .has_biases = false,
-                           .window = 4096});
+  return FromJson(config,
+                  {.hidden_dim = 4096,
+                   .vocab_size = 32000,
+                   .num_layers = 32,
+                   .num_heads = 32,
+                   .num_kv_heads = 8,
+                   .mlp_dim = 14336,
+                   .max_position = 4096 * 32},
+                  {.has_biases = false, .window = 4096});
 }
 
 absl::StatusOr<ModelConfig> LlamaFromGguf(const GgufFields& fields) {
-  const GgufFile& file = fields.file();
-  ModelConfig config;
   RETURN_IF_ERROR(RefuseRelatives(fields));
-  ASSIGN_OR_RETURN(const int64_t hidden,
-                   fields.Int("embedding_length", std::nullopt, 1, kMaxWidth));
-  ASSIGN_OR_RETURN(const int64_t num_layers,
-                   fields.Int("block_count", std::nullopt, 1, kMaxLayers));
-  const auto n = static_cast<size_t>(num_layers);
-  ASSIGN_OR_RETURN(const std::vector<int64_t> heads,
-                   fields.PerLayer("attention.head_count", {}, n, 1, kMaxHeads));
-  ASSIGN_OR_RETURN(const std::vector<int64_t> kv_heads,
-                   fields.PerLayer("attention.head_count_kv", heads, n, 1, kMaxHeads));
-  ASSIGN_OR_RETURN(const std::vector<int64_t> mlp_dims,
-                   fields.PerLayer("feed_forward_length", {}, n, 1, kMaxWidth));
-  if (!fields.Has("attention.key_length") && hidden % heads[0] != 0) {
-    return fields.Refuse(
-        "embedding_length", fmt::format("{}", hidden),
-        fmt::format("must be a multiple of {}={}, or {} given", fields.Key("attention.head_count"),
-                    heads[0], fields.Key("attention.key_length")));
-  }
-  ASSIGN_OR_RETURN(const int64_t head_dim,
-                   fields.Int("attention.key_length", hidden / heads[0], 1, kMaxWidth));
-  ASSIGN_OR_RETURN(const int64_t value_dim,
-                   fields.Int("attention.value_length", head_dim, 1, kMaxWidth));
-  if (value_dim != head_dim) {
-    return fields.Refuse(
-        "attention.value_length", fmt::format("{}", value_dim),
-        fmt::format("must be {}={}", fields.Key("attention.key_length"), head_dim));
-  }
-  ASSIGN_OR_RETURN(const int64_t max_position,
-                   fields.Int("context_length", std::nullopt, 1, kMaxPosition));
-  ASSIGN_OR_RETURN(config.norm_eps,
-                   fields.Positive("attention.layer_norm_rms_epsilon", std::nullopt));
+  ASSIGN_OR_RETURN(ModelConfig config, DimensionsFromGguf(fields));
   ASSIGN_OR_RETURN(const int64_t window,
                    fields.Int("attention.sliding_window", 0, 0, kMaxPosition));
-  ASSIGN_OR_RETURN(
-      const float scale,
-      fields.Positive("attention.scale",
-                      static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))));
-
-  // The embedding is what counts; the key, where there is one, may not contradict it.
-  const std::string embed(LlamaTensorNames(true).embed);
-  const std::optional<TensorView> embedding = file.Find(embed);
-  if (!embedding || embedding->rank != 2) {
-    return Error(absl::StatusCode::kNotFound, "{}: tensor {} {}", file.file_name(), embed,
-                 embedding ? "must have 2 dimensions" : "is missing");
+  const GgufFile& file = fields.file();
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    LayerConfig& layer = config.layers[i];
+    layer.attention = window > 0 ? AttentionKind::kSliding : AttentionKind::kFull;
+    layer.window = static_cast<int32_t>(window);
+    layer.attention_bias =
+        HasAny(file, i, {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"});
+    layer.mlp_bias = HasAny(file, i, {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"});
   }
-  const int64_t vocab = embedding->shape[0];
-  if (vocab > kMaxVocab) {
-    return InvalidArgument("{}: tensor {} {} has more than {} rows", file.file_name(), embed,
-                           embedding->ToString(), kMaxVocab);
-  }
-  ASSIGN_OR_RETURN(const int64_t vocab_key, fields.Int("vocab_size", vocab, 1, kMaxVocab));
-  if (vocab_key != vocab) {
-    return fields.Refuse("vocab_size", fmt::format("{}", vocab_key),
-                         fmt::format("must be {}, the rows of tensor {}", vocab, embed));
-  }
-
-  ASSIGN_OR_RETURN(RopeConfig rope, RopeFromGguf(fields, static_cast<int32_t>(head_dim),
-                                                 static_cast<int32_t>(max_position)));
+  ASSIGN_OR_RETURN(RopeConfig rope,
+                   RopeFromGguf(fields, config.layers[0].head_dim, config.max_position));
   rope.interleaved = true;
-  config.hidden_dim = static_cast<int32_t>(hidden);
-  config.vocab_size = static_cast<int32_t>(vocab);
-  config.max_position = static_cast<int32_t>(max_position);
-  config.tie_embeddings = !file.Find(std::string(LlamaTensorNames(true).lm_head)).has_value();
   config.ropes = {std::move(rope)};
-  for (size_t i = 0; i < n; ++i) {
-    config.layers.push_back(
-        {.attention = window > 0 ? AttentionKind::kSliding : AttentionKind::kFull,
-         .num_heads = static_cast<int32_t>(heads[i]),
-         .num_kv_heads = static_cast<int32_t>(kv_heads[i]),
-         .head_dim = static_cast<int32_t>(head_dim),
-         .window = static_cast<int32_t>(window),
-         .softmax_scale = scale,
-         .mlp_dim = static_cast<int32_t>(mlp_dims[i]),
-         .attention_bias =
-             HasAny(file, i, {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"}),
-         .mlp_bias = HasAny(file, i, {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})});
-  }
-  RETURN_IF_ERROR(CheckConfig(
-      config, {file.file_name(), fields.Key("attention.head_count"),
-               fields.Key("attention.head_count_kv"), fields.Key("attention.key_length")}));
+  RETURN_IF_ERROR(CheckGgufConfig(config, fields));
   return config;
 }
 
 TensorNames LlamaTensorNames(bool gguf) {
-  if (gguf) return {"token_embd.weight", "output_norm.weight", "output.weight", kGgufNames};
+  if (gguf) return {kGgufEmbedding, kGgufFinalNorm, kGgufHead, kGgufNames};
   return {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", kHubNames};
 }
 

@@ -59,6 +59,11 @@ class GoldenFile {
     return it->second;
   }
   std::vector<float> Floats(const std::string& name) const { return Get(name).floats(); }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : tensors_) names.push_back(entry.first);
+    return names;
+  }
 
  private:
   std::map<std::string, GoldenTensor> tensors_;

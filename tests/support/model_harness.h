@@ -2,6 +2,7 @@
 // what the scheduler does, without its decisions.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -24,10 +25,11 @@ struct HarnessOptions {
   DType kv_dtype = DType::kF32;
   int32_t num_threads = 1;
   int32_t block_size = 16;
-  int32_t num_blocks = 64;
+  int32_t num_blocks = 64;           // of every pool
+  std::vector<int32_t> pool_blocks;  // of each pool, instead
   int32_t max_tokens_per_step = 512;
   int32_t max_seqs = 16;
-  bool poison = false;  // fill all pages with NaN first
+  bool poison = false;  // fill all pages with NaN first, and each again when it is given back
 };
 
 class ModelHarness {
@@ -50,17 +52,20 @@ class ModelHarness {
     const CacheLayout& layout = h->model_->cache_layout();
     std::vector<int32_t> num_pages;
     for (size_t i = 0; i < layout.pools.size(); ++i) {
-      h->pools_.emplace_back(options.num_blocks, layout.block_size);
-      num_pages.push_back(options.num_blocks);
+      num_pages.push_back(options.pool_blocks.empty() ? options.num_blocks
+                                                      : options.pool_blocks[i]);
+      h->pools_.emplace_back(num_pages[i], layout.block_size,
+                             PagePoolOptions{.record_freed = options.poison});
     }
     ASSIGN_OR_RETURN(h->storage_, PageStorage::Create(layout, num_pages));
     if (options.poison) {
       for (size_t i = 0; i < layout.pools.size(); ++i) {
         std::memset(h->storage_->base(static_cast<int32_t>(i)), 0xff,
-                    static_cast<size_t>(options.num_blocks + 1) * layout.pools[i].page_bytes);
+                    static_cast<size_t>(num_pages[i] + 1) * layout.pools[i].page_bytes);
       }
     }
-    h->blocks_ = std::make_unique<BlockManager>(layout, h->pools_);
+    h->blocks_ = std::make_unique<BlockManager>(
+        layout, h->pools_, BlockManagerOptions{.max_step_tokens = options.max_tokens_per_step});
     BatchBuilder builder;
     Arena dry;
     PageStorage none;
@@ -81,6 +86,34 @@ class ModelHarness {
   Decoder& model() { return *model_; }
   BlockManager& blocks() { return *blocks_; }
   ModelExecutor& executor() { return *executor_; }
+
+  // With `poison`: overwrites the pages that became blank and that nobody has taken since, but for
+  // sources of copies to come. Returns how many.
+  int64_t PoisonFreed(const std::vector<PageCopy>& copies) {
+    int64_t count = 0;
+    for (size_t i = 0; i < pools_.size(); ++i) {
+      for (const PageId id : pools_[i].DrainFreed()) {
+        const bool needed = std::any_of(copies.begin(), copies.end(), [&](const PageCopy& c) {
+          return c.pool == static_cast<int32_t>(i) && c.src == id;
+        });
+        if (needed || pools_[i].refs(id) > 0 || pools_[i].IsSealed(id)) continue;
+        storage_->Poison(static_cast<int32_t>(i), id);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+  // Pages of windowed groups that `tables` have given back.
+  int64_t NumGivenBack(const SequenceTables& tables) const {
+    int64_t count = 0;
+    for (size_t g = 0; g < tables.groups.size(); ++g) {
+      if (blocks_->layout().groups[g].group.window == 0) continue;
+      const std::span<const PageId> ids = tables.groups[g].ids();
+      count += std::count(ids.begin(), ids.end(), kNullPage);
+    }
+    return count;
+  }
 
   // A sequence that has computed nothing yet.
   std::unique_ptr<Sequence> NewSequence(std::vector<TokenId> prompt) {

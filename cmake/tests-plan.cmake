@@ -1,0 +1,1 @@
+quire_test(plan_shapes_test DEPS models)

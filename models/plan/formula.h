@@ -1,0 +1,16 @@
+// models/plan/formula.h -- what a part of a cache takes, and the formula that says so.
+#pragma once
+
+#include <string>
+
+#include "models/plan/plan.h"
+
+namespace quire {
+
+// All of PartPlan but pages. `num_heads` explains what keys and values of every head would take.
+PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context, int64_t block_size);
+
+// "61 layers x 128 heads x 320 x 2 B": without the compression; empty if there is none.
+std::string PlainFormula(const PartPlan& part, int64_t num_heads, const KvFormat& kv);
+
+}  // namespace quire
