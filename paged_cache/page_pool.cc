@@ -1,13 +1,24 @@
 #include "paged_cache/page_pool.h"
 
+#include <bit>
 #include <utility>
 
 #include "paged_cache/page_table.h"
 
 namespace quire {
+namespace {
+
+// Enough for the tables of all running sequences; beyond it a row's memory is given back.
+constexpr size_t kMaxSpareRows = 4096;
+
+int TimeBucket(uint32_t ms) {
+  return std::min(static_cast<int>(std::bit_width(ms)), kNumTimeBuckets - 1);
+}
+
+}  // namespace
 
 PagePool::PagePool(int32_t num_usable_pages, int32_t page_size, PagePoolOptions options)
-    : page_size_(page_size), options_(options) {
+    : page_size_(page_size), options_(options), num_usable_(num_usable_pages) {
   CHECK(num_usable_pages >= 1 && num_usable_pages < INT32_MAX && page_size >= 1,
         "num_usable_pages={} page_size={}", num_usable_pages, page_size);
   pages_.resize(static_cast<size_t>(num_usable_pages) + 1);
@@ -21,44 +32,49 @@ PagePool::PagePool(int32_t num_usable_pages, int32_t page_size, PagePoolOptions 
   num_blank_ = num_usable_pages;
 }
 
-std::optional<std::vector<PageId>> PagePool::Take(int32_t count) {
-  CHECK(count >= 0, "count={}", count);
-  if (count > num_available()) return std::nullopt;
-  std::vector<PageId> taken;
-  taken.reserve(static_cast<size_t>(count));
-  for (int32_t i = 0; i < count; ++i) {
+bool PagePool::Take(std::span<PageId> out) {
+  if (std::ssize(out) > num_available()) return false;
+  for (PageId& page : out) {
     // A drop may turn orphans blank as well; they are used before anything else is evicted.
-    if (num_blank_ == 0) Drop(cached_.head, DropReason::kEvicted);
-    const PageId page = blank_.head;
+    if (num_blank_ == 0) Drop(Victim(), DropReason::kEvicted);
+    page = blank_.head;
     Unlink(blank_, page);
     --num_blank_;
-    at(page).refs = 1;
-    taken.push_back(page);
+    Page& p = at(page);
+    p.refs = 1;
+    p.taken_ms = p.last_access_ms = static_cast<uint32_t>(now_ms_);
   }
-  stats_.taken += count;
-  return taken;
+  num_refs_ += std::ssize(out);
+  stats_.taken += std::ssize(out);
+  return true;
 }
 
 void PagePool::Retain(PageId page) {
   Page& p = at(page);
+  ++num_refs_;
+  p.last_access_ms = static_cast<uint32_t>(now_ms_);
   if (p.refs++ > 0) return;
   CHECK(p.sealed, "page {} is blank", page);
-  Unlink(cached_, page);
-  --num_cached_;
+  LeaveCached(page);
   ++stats_.revived;
 }
 
 void PagePool::Release(PageId page) {
   Page& p = at(page);
   CHECK(p.refs > 0, "page {} released twice", page);
+  --num_refs_;
+  p.last_access_ms = static_cast<uint32_t>(now_ms_);
   if (--p.refs > 0) return;
   if (!p.sealed) {
     BecomeBlank(page);
     return;
   }
-  PushBack(cached_, page);
-  ++num_cached_;
-  if (!p.keep) Drop(page, DropReason::kPrivate);
+  BecomeCached(page);
+  if (!p.keep) {
+    Drop(page, DropReason::kPrivate);
+  } else if (num_to_retire_ > 0) {
+    Drop(page, DropReason::kShrunk);
+  }
 }
 
 void PagePool::Seal(PageId page, int64_t tag, bool keep) {
@@ -67,23 +83,143 @@ void PagePool::Seal(PageId page, int64_t tag, bool keep) {
   p.sealed = true;
   p.tag = tag;
   p.keep = keep;
+  p.eviction_class = kDefaultRetentionPriority;
   ++stats_.sealed;
 }
 
 void PagePool::Unseal(PageId page, DropReason reason) {
   Page& p = at(page);
   CHECK(p.sealed, "page {} is not sealed", page);
+  if (p.expires) ForgetExpiry(page);
+  if (p.refs == 0) LeaveCached(page);
   p.sealed = false;
   ++p.generation;
   ++stats_.dropped[static_cast<int>(reason)];
-  if (p.refs > 0) return;
-  Unlink(cached_, page);
-  --num_cached_;
-  BecomeBlank(page);
+  if (reason == DropReason::kEvicted) {
+    ++stats_.lifetime_ms[TimeBucket(static_cast<uint32_t>(now_ms_) - p.taken_ms)];
+    ++stats_.idle_ms[TimeBucket(static_cast<uint32_t>(now_ms_) - p.last_access_ms)];
+  }
+  if (p.refs == 0) BecomeBlank(page);
 }
 
 void PagePool::FlushCached() {
-  while (num_cached_ > 0) Drop(cached_.head, DropReason::kFlushed);
+  while (num_cached_ > 0) Drop(Victim(), DropReason::kFlushed);
+}
+
+// ---- retention ----
+
+void PagePool::Keep(PageId page, const Retention& wanted) {
+  Page& p = at(page);
+  CHECK(p.sealed, "page {} has no content to keep", page);
+  const bool is_default = !p.expires && p.eviction_class == kDefaultRetentionPriority;
+  const Retention r = is_default ? wanted : Stronger(retention(page), wanted);
+  if (p.expires) ForgetExpiry(page);
+  SetClass(page, EvictionClass(r), /*first_to_go=*/false);
+  if (r.expires_ms == kNoExpiry || EvictionClass(r) == kDefaultRetentionPriority) return;
+  const Expiry expiry{r.expires_ms, ++expiry_order_, page};
+  expiries_.insert(expiry);
+  expiry_of_.emplace(page, expiry);
+  p.expires = true;
+}
+
+Retention PagePool::retention(PageId page) const {
+  const Page& p = at(page);
+  return {p.eviction_class, p.expires ? expiry_of_.at(page).at_ms : kNoExpiry};
+}
+
+void PagePool::ForgetExpiry(PageId page) {
+  const auto it = expiry_of_.find(page);
+  expiries_.erase(it->second);
+  expiry_of_.erase(it);
+  at(page).expires = false;
+}
+
+void PagePool::SetClass(PageId page, int32_t eviction_class, bool first_to_go) {
+  Page& p = at(page);
+  const bool cached = p.refs == 0;
+  if (cached) LeaveCached(page);
+  p.eviction_class = static_cast<uint8_t>(eviction_class);
+  if (!cached) return;
+  BecomeCached(page);
+  if (!first_to_go) return;
+  List& list = cached_[p.eviction_class];
+  Unlink(list, page);
+  PushFront(list, page);
+}
+
+void PagePool::SetTime(int64_t now_ms) {
+  now_ms_ = std::max(now_ms_, now_ms);
+  while (!expiries_.empty() && expiries_.begin()->at_ms <= now_ms_) {
+    const PageId page = expiries_.begin()->page;
+    ForgetExpiry(page);
+    SetClass(page, kDefaultRetentionPriority, /*first_to_go=*/true);
+    ++stats_.expired;
+  }
+}
+
+// ---- size ----
+
+void PagePool::Resize(int32_t num_usable, std::vector<PageId>& retired) {
+  CHECK(num_usable >= 1 && num_usable < INT32_MAX, "num_usable={}", num_usable);
+  int32_t change = num_usable - num_usable_;
+  num_usable_ = num_usable;
+  // More: first those that were about to go, then those that went, then new ones.
+  const int32_t spared = std::clamp(change, 0, num_to_retire_);
+  num_to_retire_ -= spared;
+  for (change -= spared; change > 0; --change) {
+    PageId page = retired_.head;
+    if (page >= 0) {
+      Unlink(retired_, page);
+      --num_retired_;
+      at(page).retired = false;
+    } else {
+      page = static_cast<PageId>(pages_.size());
+      pages_.emplace_back();
+    }
+    PushBack(blank_, page);
+    ++num_blank_;
+  }
+  // Fewer: blank ones, then cached ones; the rest when they come back.
+  num_to_retire_ += std::max(0, -change);
+  while (num_to_retire_ > 0 && num_blank_ + num_cached_ > 0) {
+    if (num_blank_ == 0) {
+      Drop(Victim(), DropReason::kShrunk);  // BecomeBlank retires it
+      continue;
+    }
+    const PageId page = blank_.tail;
+    Unlink(blank_, page);
+    --num_blank_;
+    --num_to_retire_;
+    at(page).retired = true;
+    PushBack(retired_, page);
+    ++num_retired_;
+  }
+  for (PageId page = retired_.head; page >= 0; page = at(page).next) retired.push_back(page);
+}
+
+// ---- lists ----
+
+PageId PagePool::Victim() const {
+  for (size_t word = 0; word < cached_classes_.size(); ++word) {
+    if (cached_classes_[word] == 0) continue;
+    return cached_[word * 64 + static_cast<size_t>(std::countr_zero(cached_classes_[word]))].head;
+  }
+  CHECK(false, "no page is cached");
+  return kNullPage;
+}
+
+void PagePool::BecomeCached(PageId page) {
+  const size_t c = at(page).eviction_class;
+  PushBack(cached_[c], page);
+  cached_classes_[c / 64] |= uint64_t{1} << (c % 64);
+  ++num_cached_;
+}
+
+void PagePool::LeaveCached(PageId page) {
+  const size_t c = at(page).eviction_class;
+  Unlink(cached_[c], page);
+  if (cached_[c].head < 0) cached_classes_[c / 64] &= ~(uint64_t{1} << (c % 64));
+  --num_cached_;
 }
 
 void PagePool::Drop(PageId page, DropReason reason) {
@@ -98,9 +234,29 @@ void PagePool::Drop(PageId page, DropReason reason) {
 std::vector<PageId> PagePool::DrainFreed() { return std::exchange(freed_, {}); }
 
 void PagePool::BecomeBlank(PageId page) {
+  if (options_.record_freed) freed_.push_back(page);
+  if (num_to_retire_ > 0) {
+    --num_to_retire_;
+    at(page).retired = true;
+    PushBack(retired_, page);
+    ++num_retired_;
+    return;
+  }
   PushFront(blank_, page);
   ++num_blank_;
-  if (options_.record_freed) freed_.push_back(page);
+}
+
+std::vector<PageId> PagePool::TakeRow() {
+  if (spare_rows_.empty()) return {};
+  std::vector<PageId> row = std::move(spare_rows_.back());
+  spare_rows_.pop_back();
+  return row;
+}
+
+void PagePool::ReturnRow(std::vector<PageId>&& row) {
+  if (row.capacity() == 0 || spare_rows_.size() >= kMaxSpareRows) return;
+  row.clear();
+  spare_rows_.push_back(std::move(row));
 }
 
 void PagePool::PushFront(List& list, PageId page) {
@@ -123,13 +279,16 @@ void PagePool::Unlink(List& list, PageId page) {
   (p.next < 0 ? list.tail : at(p.next).prev) = p.prev;
 }
 
-absl::Status PagePool::AuditList(const List& list, int32_t count, bool sealed) const {
+// ---- audit ----
+
+absl::Status PagePool::AuditList(const List& list, int32_t count, bool sealed, bool retired) const {
   int32_t n = 0;
   for (PageId page = list.head; page >= 0; page = at(page).next) {
     const Page& p = at(page);
-    if (p.refs != 0 || p.sealed != sealed || ++n > count) {
-      return Error(absl::StatusCode::kInternal, "I1: page {} refs={} sealed={} in a list of {}",
-                   page, p.refs, p.sealed, count);
+    if (p.refs != 0 || p.sealed != sealed || p.retired != retired || ++n > count) {
+      return Error(absl::StatusCode::kInternal,
+                   "I1: page {} refs={} sealed={} retired={} in a list of {}", page, p.refs,
+                   p.sealed, p.retired, count);
     }
   }
   if (n == count) return absl::OkStatus();
@@ -137,26 +296,60 @@ absl::Status PagePool::AuditList(const List& list, int32_t count, bool sealed) c
 }
 
 absl::Status PagePool::Audit(std::span<const PageTable* const> tables) const {
-  RETURN_IF_ERROR(AuditList(blank_, num_blank_, /*sealed=*/false));
-  RETURN_IF_ERROR(AuditList(cached_, num_cached_, /*sealed=*/true));
+  RETURN_IF_ERROR(AuditList(blank_, num_blank_, /*sealed=*/false, /*retired=*/false));
+  RETURN_IF_ERROR(AuditList(retired_, num_retired_, /*sealed=*/false, /*retired=*/true));
+  int32_t cached = 0;
+  for (size_t c = 0; c < cached_.size(); ++c) {
+    int32_t n = 0;
+    for (PageId page = cached_[c].head; page >= 0; page = at(page).next, ++n) {
+      if (at(page).eviction_class != c || n > num_cached_) {
+        return Error(absl::StatusCode::kInternal, "I1: page {} of class {} in the list of class {}",
+                     page, at(page).eviction_class, c);
+      }
+    }
+    RETURN_IF_ERROR(AuditList(cached_[c], n, /*sealed=*/true, /*retired=*/false));
+    if ((n > 0) != ((cached_classes_[c / 64] >> (c % 64) & 1) != 0)) {
+      return Error(absl::StatusCode::kInternal,
+                   "I1: class {} has {} cached pages, its bit is wrong", c, n);
+    }
+    cached += n;
+  }
   std::vector<int32_t> seen(pages_.size());
+  int64_t held = 0;
   for (const PageTable* table : tables) {
     for (const PageId page : table->ids()) {
-      if (page != kNullPage) ++seen[static_cast<size_t>(page)];
+      if (page == kNullPage) continue;
+      ++seen[static_cast<size_t>(page)];
+      ++held;
     }
   }
   int32_t active = 0;
-  for (PageId page = 1; page <= num_usable(); ++page) {
-    const int32_t refs = at(page).refs;
-    active += refs > 0;
-    if (refs != seen[static_cast<size_t>(page)]) {
+  int32_t expiring = 0;
+  for (PageId page = 1; page < num_ids(); ++page) {
+    const Page& p = at(page);
+    active += p.refs > 0;
+    expiring += p.expires;
+    if (p.refs != seen[static_cast<size_t>(page)]) {
       return Error(absl::StatusCode::kInternal, "I2: page {} has refs={}, tables hold {}", page,
-                   refs, seen[static_cast<size_t>(page)]);
+                   p.refs, seen[static_cast<size_t>(page)]);
     }
   }
-  if (num_blank_ + num_cached_ + active == num_usable()) return absl::OkStatus();
-  return Error(absl::StatusCode::kInternal, "I1: blank={} cached={} active={} usable={}",
-               num_blank_, num_cached_, active, num_usable());
+  if (held != num_refs_) {
+    return Error(absl::StatusCode::kInternal, "I2: {} references counted, tables hold {}",
+                 num_refs_, held);
+  }
+  if (cached != num_cached_ || num_blank_ + num_cached_ + active != num_usable_ + num_to_retire_ ||
+      num_blank_ + num_cached_ + active + num_retired_ != num_ids() - 1 ||
+      (num_to_retire_ > 0 && num_blank_ + num_cached_ > 0)) {
+    return Error(absl::StatusCode::kInternal,
+                 "I1: blank={} cached={} active={} retired={} to_retire={} usable={}", num_blank_,
+                 num_cached_, active, num_retired_, num_to_retire_, num_usable_);
+  }
+  if (static_cast<size_t>(expiring) != expiries_.size() || expiries_.size() != expiry_of_.size()) {
+    return Error(absl::StatusCode::kInternal, "I1: {} pages expire, {} are noted", expiring,
+                 expiries_.size());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quire

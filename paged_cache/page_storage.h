@@ -6,6 +6,10 @@
 //
 // Used by the executor on the engine thread; kernels write into it from worker threads through
 // base().
+//
+// The host tier's slots have the same sizes and a mapping of their own. On a device they would lie
+// in pinned host memory; on the CPU they are memory beside the pool, which pays where it lies on
+// another NUMA node or where the pool is kept small, and keeps one interface.
 #pragma once
 
 #include <cstddef>
@@ -35,11 +39,13 @@ class PageStorage {
   PageStorage(const PageStorage&) = delete;
   PageStorage& operator=(const PageStorage&) = delete;
 
-  // num_usable[i]: pages of layout.pools[i], the null page not included.
-  // ERRORS: kInvalidArgument for sizes that overflow, kResourceExhausted if it cannot be mapped;
-  // both name pool, pages and bytes.
-  static absl::StatusOr<std::unique_ptr<PageStorage>> Create(const CacheLayout& layout,
-                                                             std::span<const int32_t> num_usable);
+  // num_usable[i]: pages of layout.pools[i], the null page not included. most_usable[i]: how many
+  // it may have one day (address space only; empty = no more); num_host[i]: slots of the host tier
+  // (empty = none). ERRORS: kInvalidArgument for sizes that overflow, kResourceExhausted if it
+  // cannot be mapped; both name pool, pages and bytes.
+  static absl::StatusOr<std::unique_ptr<PageStorage>> Create(
+      const CacheLayout& layout, std::span<const int32_t> num_usable,
+      std::span<const int32_t> most_usable = {}, std::span<const int32_t> num_host = {});
 
   // First byte of the pool's page 0; null for a pool that is not there (dry run).
   std::byte* base(int32_t pool) const {
@@ -53,9 +59,20 @@ class PageStorage {
   std::byte* page(int32_t pool, PageId id) const {
     return PageAddress(base(pool), id, page_bytes(pool));
   }
+  // A slot of the host tier, from 1 on.
+  std::byte* host_page(int32_t pool, PageId slot) const {
+    return PageAddress(host_[static_cast<size_t>(pool)].base, slot, page_bytes(pool));
+  }
   size_t num_pools() const { return pools_.size(); }
+  // Pages that a pool can grow to.
+  int32_t most_usable(int32_t pool) const {
+    return static_cast<int32_t>(pools_[static_cast<size_t>(pool)].num_pages) - 1;
+  }
 
-  // Runs the copies in their order. REQUIRES: before anything else of the step is written.
+  // The kernel may have the memory of these pages back; they come back as zeros when used again.
+  void Discard(int32_t pool, std::span<const PageId> pages);
+
+  // Runs the operations in their order. REQUIRES: before anything else of the step is written.
   void Copy(std::span<const PageCopy> copies);
 
   // Debugging: fills a page with 0xFF bytes, which are NaN in every float type in use.
@@ -73,7 +90,10 @@ class PageStorage {
     void* mapping = nullptr;
     size_t mapping_bytes = 0;
   };
+  static absl::StatusOr<Pool> Map(size_t index, size_t page_bytes, int32_t num_pages);
+
   std::vector<Pool> pools_;
+  std::vector<Pool> host_;
 };
 
 }  // namespace quire

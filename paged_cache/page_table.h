@@ -15,7 +15,7 @@ namespace quire {
 // row of the kernels' read table is a memcpy of ids().
 class PageTable {
  public:
-  explicit PageTable(PagePool& pool) : pool_(&pool) {}
+  explicit PageTable(PagePool& pool) : pool_(&pool), ids_(pool.TakeRow()) {}
   PageTable(PageTable&& other) noexcept
       : pool_(other.pool_),
         ids_(std::exchange(other.ids_, {})),
@@ -23,13 +23,17 @@ class PageTable {
   PageTable& operator=(PageTable&& other) noexcept {
     if (this != &other) {
       Truncate(0);
+      pool_->ReturnRow(std::move(ids_));
       pool_ = other.pool_;
       ids_ = std::exchange(other.ids_, {});
       num_dropped_ = std::exchange(other.num_dropped_, 0);
     }
     return *this;
   }
-  ~PageTable() { Truncate(0); }
+  ~PageTable() {
+    Truncate(0);
+    pool_->ReturnRow(std::move(ids_));
+  }
 
   std::span<const PageId> ids() const { return ids_; }
   PageId operator[](int32_t i) const { return ids_[static_cast<size_t>(i)]; }
@@ -43,6 +47,8 @@ class PageTable {
   void Replace(int32_t i, PageId page) {
     pool_->Release(std::exchange(ids_[static_cast<size_t>(i)], page));
   }
+  // Puts it in the place of kNullPage.
+  void Fill(int32_t i, PageId page) { ids_[static_cast<size_t>(i)] = page; }
 
   // Releases the pages before `first`, which the group no longer keeps; their entries become
   // kNullPage. Last page first, as Truncate.
@@ -69,7 +75,7 @@ class PageTable {
   // block manager swaps in a private copy (BlockManager::Grow).
   PageTable Fork() const {
     PageTable child(*pool_);
-    child.ids_ = ids_;
+    child.ids_.assign(ids_.begin(), ids_.end());
     child.num_dropped_ = num_dropped_;
     for (const PageId page : ids_) {
       if (page != kNullPage) pool_->Retain(page);

@@ -1,6 +1,8 @@
 #include "paged_cache/prefix_index.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 
 namespace quire {
 namespace {
@@ -10,27 +12,58 @@ absl::Status Broken(fmt::format_string<Args...> format, Args&&... args) {
   return Error(absl::StatusCode::kInternal, format, std::forward<Args>(args)...);
 }
 
+PrefixHash MaskOf(int32_t bits) {
+  const auto mask = [](int32_t n) {
+    return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << std::max(n, 0)) - 1;
+  };
+  return {mask(bits), mask(bits - 64)};
+}
+
+// Children looked at for a partial hit: the ones added last, which are likely still of use.
+constexpr int kMaxPartialChildren = 64;
+
 }  // namespace
 
-PrefixIndex::PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools, int32_t hash_bits)
+PrefixIndex::PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools,
+                         std::span<PagePool> host_pools, int32_t hash_bits,
+                         std::vector<PageCopy>& ops)
     : layout_(layout),
       pools_(pools),
+      host_pools_(host_pools),
+      ops_(ops),
       block_size_(static_cast<size_t>(layout.block_size)),
       num_groups_(layout.groups.size()),
-      hash_bits_(hash_bits) {
+      hash_mask_(MaskOf(hash_bits)) {
   CHECK(hash_bits >= 0 && hash_bits <= 128, "hash_bits={}", hash_bits);
-  for (PagePool& pool : pools_) pool.set_listener(this);
+  CHECK(host_pools.empty() || host_pools.size() == pools.size(), "{} host pools for {}",
+        host_pools.size(), pools.size());
+  // Room for a node per page: the step itself then allocates nothing. Memory that is not touched
+  // costs nothing.
+  size_t most = 64;
+  for (PagePool& pool : pools_) {
+    pool.set_listener(this);
+    most += static_cast<size_t>(pool.num_usable());
+  }
+  for (PagePool& pool : host_pools_) {
+    pool.set_listener(this);
+    most += static_cast<size_t>(pool.num_usable());
+  }
+  nodes_.reserve(most);
+  tokens_.reserve(most * block_size_);
+  contents_.reserve(most * num_groups_);
+  index_.reserve(most);
 }
 
 PrefixIndex::~PrefixIndex() {
   for (PagePool& pool : pools_) pool.set_listener(nullptr);
+  for (PagePool& pool : host_pools_) pool.set_listener(nullptr);
 }
 
-PrefixHash PrefixIndex::Cut(const PrefixHash& hash) const {
-  const auto mask = [](int32_t bits) {
-    return bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << std::max(bits, 0)) - 1;
-  };
-  return {hash.lo & mask(hash_bits_), hash.hi & mask(hash_bits_ - 64)};
+// Of all that decides where a prefix is looked for. The tree decides what is found.
+uint64_t PrefixIndex::KeyOf(RootId root, const PrefixHash& hash) const {
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  return (hash.lo & hash_mask_.lo) ^ ((hash.hi & hash_mask_.hi) * kOdd) ^
+         (static_cast<uint64_t>(root) * 0xd1b54a32d192ed03);
 }
 
 // ---- roots ----
@@ -88,7 +121,7 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
     id = static_cast<NodeId>(nodes_.size());
     nodes_.emplace_back();
     tokens_.resize(tokens_.size() + block_size_);
-    pages_.resize(pages_.size() + num_groups_, kNullPage);
+    contents_.resize(contents_.size() + num_groups_, 0);
   } else {
     id = free_nodes_.back();
     free_nodes_.pop_back();
@@ -107,10 +140,65 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
 
 NodeId PrefixIndex::Find(NodeId parent, const PrefixHash& hash,
                          std::span<const TokenId> tokens) const {
-  const auto it = index_.find(Key{parent, Cut(hash)});
-  if (it == index_.end()) return kNoNode;
+  const auto it = index_.find(KeyOf(at(parent).root, hash));
+  if (it == index_.end() || at(it->second).parent != parent) return kNoNode;
   const std::span<const TokenId> own = tokens_of(it->second);
   return std::equal(own.begin(), own.end(), tokens.begin(), tokens.end()) ? it->second : kNoNode;
+}
+
+void PrefixIndex::Prefetch(NodeId node) const {
+  const auto i = static_cast<size_t>(node);
+  __builtin_prefetch(&nodes_[i]);
+  __builtin_prefetch(&contents_[i * num_groups_]);
+  const auto* tokens = reinterpret_cast<const std::byte*>(&tokens_[i * block_size_]);
+  __builtin_prefetch(tokens);
+  __builtin_prefetch(tokens + block_size_ * sizeof(TokenId) - 1);
+}
+
+void PrefixIndex::FindPath(NodeId root, std::span<const PrefixHash> chain,
+                           std::span<const TokenId> tokens, size_t most,
+                           std::vector<NodeId>& path) const {
+  // How far ahead the table's buckets and the nodes behind them are fetched.
+  constexpr size_t kBuckets = 8;
+  constexpr size_t kNodes = 4;
+  const RootId id = at(root).root;
+  std::array<NodeId, kNodes> ahead{};  // what the hash leads to, by block modulo kNodes
+  const auto look = [&](size_t i) {
+    const auto it = index_.find(KeyOf(id, chain[i]));
+    ahead[i % kNodes] = it == index_.end() ? kNoNode : it->second;
+    if (it != index_.end()) Prefetch(it->second);
+  };
+  path.assign(1, root);
+  for (size_t i = 0; i < std::min(most, kBuckets); ++i) index_.prefetch(KeyOf(id, chain[i]));
+  for (size_t i = 0; i < std::min(most, kNodes); ++i) look(i);
+  for (size_t i = 0; i < most; ++i) {
+    const NodeId node = ahead[i % kNodes];
+    if (node == kNoNode || at(node).parent != path.back()) return;
+    const std::span<const TokenId> own = tokens_of(node);
+    if (!std::equal(own.begin(), own.end(), tokens.begin() + static_cast<int64_t>(i * block_size_)))
+      return;
+    path.push_back(node);
+    if (i + kBuckets < most) index_.prefetch(KeyOf(id, chain[i + kBuckets]));
+    if (i + kNodes < most) look(i + kNodes);
+  }
+}
+
+std::pair<NodeId, int32_t> PrefixIndex::FindPartial(NodeId node,
+                                                    std::span<const TokenId> tokens) const {
+  NodeId best = kNoNode;
+  int32_t most = 0;
+  int left = kMaxPartialChildren;
+  for (NodeId c = at(node).first_child; c != kNoNode && left > 0; c = at(c).next_sibling, --left) {
+    if (at(c).detached || at(c).pending) continue;
+    const std::span<const TokenId> own = tokens_of(c);
+    const auto same = std::mismatch(own.begin(), own.end(), tokens.begin(), tokens.end()).first;
+    const auto n = static_cast<int32_t>(same - own.begin());
+    if (n > most) {
+      most = n;
+      best = c;
+    }
+  }
+  return {best, most};
 }
 
 NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
@@ -118,10 +206,11 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   DCHECK(tokens.size() == block_size_ && !at(parent).detached);
   const NodeId found = Find(parent, hash, tokens);
   if (found != kNoNode) return found;
-  const Key key{parent, Cut(hash)};
-  if (index_.contains(key)) return kNoNode;  // other tokens: the newcomer stays private
-  const NodeId node = NewNode(parent, at(parent).root);
-  at(node).hash = key.hash;
+  const RootId root = at(parent).root;
+  const uint64_t key = KeyOf(root, hash);
+  if (index_.contains(key)) return kNoNode;  // another prefix: the newcomer stays private
+  const NodeId node = NewNode(parent, root);
+  at(node).hash = hash;
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);
@@ -129,13 +218,62 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
 }
 
 void PrefixIndex::SealPage(NodeId node, size_t group, PageId page) {
-  PageId& slot = pages_[static_cast<size_t>(node) * num_groups_ + group];
-  CHECK(slot == kNullPage && !at(node).detached, "node {} group {} has page {}", node, group, slot);
+  int32_t& slot = content(node, group);
+  CHECK(slot == 0 && !at(node).detached, "node {} group {} has content {}", node, group, slot);
   slot = page;
-  ++at(node).num_pages;
-  pool_of(group).Seal(
-      page, int64_t{node} * static_cast<int64_t>(num_groups_) + static_cast<int64_t>(group),
-      roots_.at(at(node).root).keep);
+  ++at(node).num_contents;
+  pool_of(group).Seal(page, TagOf(node, group), roots_.at(at(node).root).keep);
+}
+
+void PrefixIndex::MoveToPage(NodeId node, size_t group, PageId page) {
+  const PageId slot = this->slot(node, group);
+  PagePool& host = host_of(group);
+  CHECK(slot != kNullPage, "node {} group {} has no slot", node, group);
+  const Retention retention = host.retention(slot);
+  content(node, group) = 0;
+  --at(node).num_contents;
+  host.Unseal(slot, DropReason::kFlushed);
+  SealPage(node, group, page);
+  pool_of(group).Keep(page, retention);
+}
+
+void PrefixIndex::SetPending(NodeId node) {
+  if (std::exchange(at(node).pending, true)) return;
+  Retain(node);  // so that the id stays its own until the step's end
+  pending_.push_back(node);
+}
+
+void PrefixIndex::Publish() {
+  for (const NodeId node : pending_) {
+    at(node).pending = false;
+    Release(node);
+  }
+  pending_.clear();
+}
+
+void PrefixIndex::Abandon() {
+  for (const NodeId node : pending_) {
+    at(node).pending = false;
+    if (!at(node).detached) DetachSubtree(node, DropReason::kFailed);
+  }
+  for (const NodeId node : pending_) Release(node);
+  pending_.clear();
+}
+
+std::string_view PrefixIndex::root_key(RootId root) const {
+  const auto it = roots_.find(root);
+  return it == roots_.end() ? std::string_view() : std::string_view(it->second.key);
+}
+
+void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit) const {
+  std::vector<NodeId> nodes;
+  for (const auto& [id, root] : roots_) nodes.push_back(root.node);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (NodeId c = at(nodes[i]).first_child; c != kNoNode; c = at(c).next_sibling) {
+      if (!at(c).detached) nodes.push_back(c);
+    }
+    if (at(nodes[i]).parent != kNoNode) visit(nodes[i]);
+  }
 }
 
 NodeId PrefixIndex::Ancestor(NodeId node, int32_t depth) const {
@@ -160,26 +298,58 @@ void PrefixIndex::Release(NodeId node) {
 void PrefixIndex::OnDrop(PagePool& pool, PageId page, DropReason reason) {
   const auto node = static_cast<NodeId>(pool.tag(page) / static_cast<int64_t>(num_groups_));
   const auto group = static_cast<size_t>(pool.tag(page) % static_cast<int64_t>(num_groups_));
-  CHECK(&pool == &pool_of(group) && this->page(node, group) == page,
-        "page {} is not the page of node {} in group {}", page, node, group);
-  DropPage(node, group, reason);
-  if (is_full(group)) {
+  const bool host = &pool != &pool_of(group);
+  CHECK(content(node, group) == (host ? -page : page), "page {} is not that of node {} in group {}",
+        page, node, group);
+  if (!host && (reason == DropReason::kEvicted || reason == DropReason::kShrunk) &&
+      Demote(node, group, page, reason)) {
+    return;
+  }
+  if (!pool.IsSealed(page)) return;  // went with an ancestor while a slot was looked for
+  DropContent(node, group, reason);
+  if (keeps_all(group)) {
     DetachSubtree(node, DropReason::kOrphaned);
   } else {
     Prune(node);
   }
 }
 
-void PrefixIndex::DropPage(NodeId node, size_t group, DropReason reason) {
-  const PageId page =
-      std::exchange(pages_[static_cast<size_t>(node) * num_groups_ + group], kNullPage);
-  --at(node).num_pages;
-  pool_of(group).Unseal(page, reason);
+// An evicted page moves to the host tier, if there is room or something older to give up.
+bool PrefixIndex::Demote(NodeId node, size_t group, PageId page, DropReason reason) {
+  if (host_pools_.empty() || at(node).pending || !roots_.at(at(node).root).keep) return false;
+  PagePool& host = host_of(group);
+  PageId slot = kNullPage;
+  if (!host.Take({&slot, 1})) return false;
+  PagePool& pool = pool_of(group);
+  if (!pool.IsSealed(page)) {  // what was given up for it was an ancestor's
+    host.Release(slot);
+    return false;
+  }
+  ops_.push_back({layout_.groups[group].pool, page, slot, PageOp::kSave});
+  const Retention retention = pool.retention(page);
+  content(node, group) = -slot;
+  host.Seal(slot, TagOf(node, group), /*keep=*/true);
+  host.Keep(slot, retention);
+  host.Release(slot);
+  pool.Unseal(page, reason);
+  return true;
+}
+
+void PrefixIndex::DropContent(NodeId node, size_t group, DropReason reason) {
+  const int32_t content = std::exchange(this->content(node, group), 0);
+  if (content == 0) return;
+  --at(node).num_contents;
+  if (content > 0) {
+    pool_of(group).Unseal(content, reason);
+  } else {
+    host_of(group).Unseal(-content, reason);
+  }
 }
 
 void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   const NodeId above = at(top).parent;
-  std::vector<NodeId> nodes = {top};  // parents before children
+  std::vector<NodeId> nodes = std::move(subtree_);  // parents before children
+  nodes.assign(1, top);
   for (size_t i = 0; i < nodes.size(); ++i) {
     for (NodeId c = at(nodes[i]).first_child; c != kNoNode; c = at(c).next_sibling) {
       nodes.push_back(c);
@@ -187,13 +357,14 @@ void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   }
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     Node& n = at(*it);
-    if (!n.detached) index_.erase(Key{n.parent, n.hash});
+    if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
     n.detached = true;
     for (size_t g = 0; g < num_groups_; ++g) {
-      if (page(*it, g) != kNullPage) DropPage(*it, g, reason);
+      DropContent(*it, g, reason);
     }
     FreeIfUnused(*it);
   }
+  subtree_ = std::move(nodes);
   Prune(above);
 }
 
@@ -209,8 +380,8 @@ void PrefixIndex::Flush() {
 
 bool PrefixIndex::FreeIfUnused(NodeId node) {
   const Node n = at(node);
-  if (n.holders > 0 || n.num_pages > 0 || n.first_child != kNoNode) return false;
-  if (!n.detached) index_.erase(Key{n.parent, n.hash});
+  if (n.holders > 0 || n.num_contents > 0 || n.first_child != kNoNode) return false;
+  if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
   (n.prev_sibling == kNoNode ? at(n.parent).first_child : at(n.prev_sibling).next_sibling) =
       n.next_sibling;
   if (n.next_sibling != kNoNode) at(n.next_sibling).prev_sibling = n.prev_sibling;
@@ -231,31 +402,38 @@ void PrefixIndex::Prune(NodeId node) {
 
 absl::Status PrefixIndex::Audit() const {
   std::vector<int64_t> sealed(pools_.size());
+  std::vector<int64_t> kept(pools_.size());  // in host slots
   size_t attached = 0;
+  size_t pending = 0;
   for (NodeId id = 0; id < static_cast<NodeId>(nodes_.size()); ++id) {
     const Node& n = at(id);
     if (!n.in_use) continue;
-    int32_t num_pages = 0;
+    pending += n.pending;
+    int32_t num_contents = 0;
     for (size_t g = 0; g < num_groups_; ++g) {
-      const PageId p = page(id, g);
-      if (p == kNullPage) {
-        if (is_full(g) && n.parent != kNoNode && !n.detached) {
+      const int32_t c = content(id, g);
+      if (c == 0) {
+        if (keeps_all(g) && ends_page(g, n.depth) && n.parent != kNoNode && !n.detached) {
           return Broken("I11: node {} is indexed, its page of full group {} is gone", id, g);
         }
         continue;
       }
-      ++num_pages;
-      ++sealed[static_cast<size_t>(layout_.groups[g].pool)];
-      const PagePool& pool = pool_of(g);
-      const int64_t tag = int64_t{id} * static_cast<int64_t>(num_groups_) + static_cast<int64_t>(g);
-      if (!pool.IsSealed(p) || pool.tag(p) != tag) {
-        return Broken("I3: node {} group {} has page {}, sealed={} tag={}, expected {}", id, g, p,
-                      pool.IsSealed(p), pool.tag(p), tag);
+      ++num_contents;
+      const auto i = static_cast<size_t>(layout_.groups[g].pool);
+      ++(c > 0 ? sealed : kept)[i];
+      const PagePool& pool = c > 0 ? pools_[i] : host_pools_[i];
+      const PageId p = std::abs(c);
+      if (!pool.IsSealed(p) || pool.tag(p) != TagOf(id, g)) {
+        return Broken("I3: node {} group {} has content {}, sealed={} tag={}, expected {}", id, g,
+                      c, pool.IsSealed(p), pool.tag(p), TagOf(id, g));
+      }
+      if (!ends_page(g, n.depth)) {
+        return Broken("I11: node {} at depth {} has a page of group {}", id, n.depth, g);
       }
     }
-    if (num_pages != n.num_pages || (n.detached && num_pages > 0)) {
-      return Broken("I11: node {} has {} pages, counted {}, detached={}", id, num_pages,
-                    n.num_pages, n.detached);
+    if (num_contents != n.num_contents || (n.detached && num_contents > 0)) {
+      return Broken("I11: node {} has {} pages, counted {}, detached={}", id, num_contents,
+                    n.num_contents, n.detached);
     }
     if (n.parent == kNoNode) continue;
     const Node& p = at(n.parent);
@@ -263,24 +441,33 @@ absl::Status PrefixIndex::Audit() const {
       return Broken("I11: node {} at depth {} has parent {} at depth {}, detached={}", id, n.depth,
                     n.parent, p.depth, p.detached);
     }
-    if (n.holders == 0 && n.num_pages == 0 && n.first_child == kNoNode) {
+    if (n.holders == 0 && n.num_contents == 0 && n.first_child == kNoNode) {
       return Broken("I11: node {} has no page, child or holder", id);
     }
     if (n.detached) continue;
     ++attached;
-    const auto it = index_.find(Key{n.parent, n.hash});
+    const auto it = index_.find(KeyOf(n.root, n.hash));
     if (it == index_.end() || it->second != id) {
       return Broken("I3: node {} is not what its parent {} and hash lead to", id, n.parent);
     }
   }
-  if (attached != index_.size()) {
-    return Broken("I3: {} attached nodes, {} indexed", attached, index_.size());
+  if (attached != index_.size() || pending != pending_.size()) {
+    return Broken("I3: {} attached nodes, {} indexed; {} pending, {} listed", attached,
+                  index_.size(), pending, pending_.size());
   }
+  const auto count = [](const PagePool& pool) {
+    int64_t n = 0;
+    for (PageId p = 1; p < pool.num_ids(); ++p) n += pool.IsSealed(p);
+    return n;
+  };
   for (size_t i = 0; i < pools_.size(); ++i) {
-    int64_t count = 0;
-    for (PageId p = 1; p <= pools_[i].num_usable(); ++p) count += pools_[i].IsSealed(p);
-    if (count != sealed[i]) {
-      return Broken("I3: pool {} has {} sealed pages, {} are in the index", i, count, sealed[i]);
+    if (count(pools_[i]) != sealed[i]) {
+      return Broken("I3: pool {} has {} sealed pages, {} are in the index", i, count(pools_[i]),
+                    sealed[i]);
+    }
+    if (!host_pools_.empty() && count(host_pools_[i]) != kept[i]) {
+      return Broken("I3: host pool {} has {} sealed slots, {} are in the index", i,
+                    count(host_pools_[i]), kept[i]);
     }
   }
   return absl::OkStatus();

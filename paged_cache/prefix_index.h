@@ -1,28 +1,35 @@
 // paged_cache/prefix_index.h -- which pages hold the cache of which token prefix (contract C2).
 //
 // A tree of interned prefixes. The root of a tree is an interned byte string (what else than tokens
-// decides a page's content); each node below it is one page of tokens after its parent, and keeps
-// for every cache group the sealed page that holds its content, if there is one. A prefix is found
-// by walking down from the root: the key of a step is (parent node, hash), and the tokens must be
-// equal, too. So equal hashes never join different prefixes, whatever the hash; if two children of
-// one parent collide, the second is not indexed. As all groups meet in the node, "the hit is the
-// longest prefix that every group can serve" is a question about one path.
+// decides a page's content); each node below it is one block of tokens after its parent, and keeps
+// for every cache group the content of the page that ends there, if there is one: a sealed page, or
+// a slot of the host tier. A prefix is found by walking down from the root: the hash leads to a
+// node, whose parent must be the node before and whose tokens must be equal. So equal hashes never
+// join different prefixes, whatever the hash; of two prefixes that collide, the second is not
+// indexed. As all groups meet in the node, "the hit is the longest prefix that every group can
+// serve" is a question about one path.
 //
-// A node lives while it has a page, a child or a holder (PrefixCursor), so a parent's id cannot be
+// A node lives while it has content, a child or a holder (PrefixCursor), so a parent's id cannot be
 // taken by another prefix as long as somebody could continue from it.
 //
-// A prefix of a full-attention group is of use only with all pages before it: when such a page is
-// dropped, its node and all below are detached: they lose all pages and are never found again.
+// Content of a group that keeps all (full, latent, compressed ...) is of use only with all before
+// it: when it is lost, its node and all below are detached: they lose all content and are never
+// found again. With a host tier an evicted page is not lost: it moves there.
+//
+// A pending node's pages are written in the step that is being planned; Publish() or Abandon() ends
+// that.
 //
 // Thread: engine thread only. BlockManager owns the only one.
 //
 // Invariants, checked by Audit():
-//   I3   a sealed page is the page of exactly the node and group in its tag, with its generation.
-//   I11  an attached node has an attached parent and pages in every full group; a detached node has
-//        none; it is the index's entry for (parent, hash of its tokens); its tokens are kept.
+//   I3   a sealed page or slot is the content of exactly the node and group in its tag.
+//   I11  an attached node has an attached parent and content in every group that keeps all (if a
+//        page of it ends there); a detached node has none; it is the index's entry for its hash.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -34,6 +41,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "paged_cache/cache_layout.h"
+#include "paged_cache/page_copy.h"
 #include "paged_cache/page_pool.h"
 #include "paged_cache/prefix_hash.h"
 
@@ -50,9 +58,11 @@ class PrefixIndex final : public DropListener {
   // Roots that nobody uses are forgotten beyond this number, the longest idle first.
   static constexpr size_t kMaxIdleRoots = 1024;
 
-  // pools[i] serves layout.pools[i]; all outlive the index. hash_bits: 0..128, of each hash that
-  // are looked at; less than 128 for tests of collisions only.
-  PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools, int32_t hash_bits);
+  // pools[i] serves layout.pools[i], host_pools[i] keeps slots for what pools[i] evicts (empty: no
+  // host tier); all outlive the index. hash_bits: 0..128, of each hash that are looked at; less
+  // than 128 for tests of collisions only. ops: where saves to host slots are noted.
+  PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools, std::span<PagePool> host_pools,
+              int32_t hash_bits, std::vector<PageCopy>& ops);
   ~PrefixIndex();
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
@@ -65,16 +75,47 @@ class PrefixIndex final : public DropListener {
 
   // The child of `parent` with these tokens, or kNoNode.
   NodeId Find(NodeId parent, const PrefixHash& hash, std::span<const TokenId> tokens) const;
+  // The nodes of the longest known prefix of `tokens`, the root first: at most `most` blocks.
+  // Replaces `path`. Memory is fetched ahead, so a long chain costs little more than its bytes.
+  void FindPath(NodeId root, std::span<const PrefixHash> chain, std::span<const TokenId> tokens,
+                size_t most, std::vector<NodeId>& path) const;
+  // The child of `node` that shares most leading tokens with `tokens`, of those added last, and how
+  // many. Pending ones do not count.
+  std::pair<NodeId, int32_t> FindPartial(NodeId node, std::span<const TokenId> tokens) const;
   // The same, made if need be; kNoNode if another child has the same (cut) hash. A new node must
   // get its pages (SealPage) before anything else happens. REQUIRES: parent attached.
   NodeId FindOrAdd(NodeId parent, const PrefixHash& hash, std::span<const TokenId> tokens);
 
   // The sealed page of (node, group), or kNullPage.
-  PageId page(NodeId node, size_t group) const { return pages_of(node)[group]; }
+  PageId page(NodeId node, size_t group) const { return std::max(content(node, group), 0); }
+  // The slot of the host tier that has it, or kNullPage.
+  PageId slot(NodeId node, size_t group) const { return std::max(-content(node, group), 0); }
+  bool has_content(NodeId node, size_t group) const { return content(node, group) != 0; }
   void SealPage(NodeId node, size_t group, PageId page);
+  // The content of (node, group) moves from its slot, whose load the caller has noted, to `page`.
+  void MoveToPage(NodeId node, size_t group, PageId page);
+
+  // The content of (node, group), if there is some, is not needed any more: the caller has another.
+  void DropContent(NodeId node, size_t group, DropReason reason);
+
+  // Marks a node whose pages are written in this step.
+  void SetPending(NodeId node);
+  bool is_pending(NodeId node) const { return at(node).pending; }
+  size_t num_pending() const { return pending_.size(); }
+  void Publish();
+  void Abandon();
 
   bool is_detached(NodeId node) const { return at(node).detached; }
-  int32_t depth(NodeId node) const { return at(node).depth; }  // pages; 0 for a root
+  int32_t depth(NodeId node) const { return at(node).depth; }  // blocks; 0 for a root
+  NodeId parent(NodeId node) const { return at(node).parent; }
+  RootId root(NodeId node) const { return at(node).root; }
+  const PrefixHash& hash(NodeId node) const { return at(node).hash; }
+  std::span<const TokenId> tokens_of(NodeId node) const {
+    return {tokens_.data() + static_cast<size_t>(node) * block_size_, block_size_};
+  }
+  std::string_view root_key(RootId root) const;
+  // Attached nodes, parents before children, roots left out.
+  void ForEach(const std::function<void(NodeId)>& visit) const;
   NodeId Ancestor(NodeId node, int32_t depth) const;
 
   void Retain(NodeId node);
@@ -95,11 +136,12 @@ class PrefixIndex final : public DropListener {
     NodeId first_child = kNoNode;
     NodeId prev_sibling = kNoNode;
     NodeId next_sibling = kNoNode;
-    PrefixHash hash;  // cut to hash_bits
+    PrefixHash hash;
     RootId root = 0;
     int32_t depth = 0;
-    int32_t holders = 0;    // PrefixCursors
-    int32_t num_pages = 0;  // over all groups
+    int32_t holders = 0;       // PrefixCursors
+    int16_t num_contents = 0;  // over all groups
+    bool pending = false;
     bool detached = false;
     bool in_use = false;  // false: on the free list
   };
@@ -110,33 +152,34 @@ class PrefixIndex final : public DropListener {
     bool named = true;        // findable by its key
     uint64_t idle_since = 0;  // key in idle_; 0 = in use
   };
-  struct Key {
-    NodeId parent;
-    PrefixHash hash;
-    friend bool operator==(const Key&, const Key&) = default;
-    template <typename H>
-    friend H AbslHashValue(H h, const Key& k) {
-      return H::combine(std::move(h), k.parent, k.hash);
-    }
-  };
-
   const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
-  std::span<const PageId> pages_of(NodeId node) const {
-    return {pages_.data() + static_cast<size_t>(node) * num_groups_, num_groups_};
+  int32_t content(NodeId node, size_t group) const {
+    return contents_[static_cast<size_t>(node) * num_groups_ + group];
   }
-  std::span<const TokenId> tokens_of(NodeId node) const {
-    return {tokens_.data() + static_cast<size_t>(node) * block_size_, block_size_};
+  int32_t& content(NodeId node, size_t group) {
+    return contents_[static_cast<size_t>(node) * num_groups_ + group];
   }
-  PrefixHash Cut(const PrefixHash& hash) const;
+  int64_t TagOf(NodeId node, size_t group) const {
+    return int64_t{node} * static_cast<int64_t>(num_groups_) + static_cast<int64_t>(group);
+  }
+  uint64_t KeyOf(RootId root, const PrefixHash& hash) const;
+  void Prefetch(NodeId node) const;
   PagePool& pool_of(size_t group) const {
     return pools_[static_cast<size_t>(layout_.groups[group].pool)];
   }
-  bool is_full(size_t group) const { return layout_.groups[group].group.kind == CacheKind::kFull; }
+  PagePool& host_of(size_t group) const {
+    return host_pools_[static_cast<size_t>(layout_.groups[group].pool)];
+  }
+  bool keeps_all(size_t group) const { return KeepsAll(layout_.groups[group].group.kind); }
+  // Whether a page of the group ends at this depth.
+  bool ends_page(size_t group, int32_t depth) const {
+    return depth * layout_.block_size % layout_.groups[group].group.page_size == 0;
+  }
 
   RootId AddRoot(RootId id, std::string_view key, bool keep, bool named);
   NodeId NewNode(NodeId parent, RootId root);
-  void DropPage(NodeId node, size_t group, DropReason reason);
+  bool Demote(NodeId node, size_t group, PageId page, DropReason reason);
   void DetachSubtree(NodeId top, DropReason reason);
   bool FreeIfUnused(NodeId node);
   void Prune(NodeId node);
@@ -144,14 +187,18 @@ class PrefixIndex final : public DropListener {
 
   const CacheLayout& layout_;
   std::span<PagePool> pools_;
+  std::span<PagePool> host_pools_;
+  std::vector<PageCopy>& ops_;
   const size_t block_size_;
   const size_t num_groups_;
-  const int32_t hash_bits_;
+  const PrefixHash hash_mask_;
   std::vector<Node> nodes_;
-  std::vector<TokenId> tokens_;  // [nodes, block_size]; roots' are unused
-  std::vector<PageId> pages_;    // [nodes, groups]
+  std::vector<TokenId> tokens_;    // [nodes, block_size]; roots' are unused
+  std::vector<int32_t> contents_;  // [nodes, groups]: page, minus slot, or 0
   std::vector<NodeId> free_nodes_;
-  absl::flat_hash_map<Key, NodeId> index_;  // attached nodes but roots
+  std::vector<NodeId> pending_;
+  std::vector<NodeId> subtree_;                  // scratch of DetachSubtree
+  absl::flat_hash_map<uint64_t, NodeId> index_;  // attached nodes but roots, by KeyOf
   absl::flat_hash_map<RootId, Root> roots_;
   absl::flat_hash_map<std::string, RootId> root_of_key_;
   std::map<uint64_t, RootId> idle_;  // by the time they became idle

@@ -48,18 +48,23 @@ absl::Status Scheduler::CanEverRun(const Request& request) const {
         "or lower max_tokens",
         prompt, options_.max_model_len - max_tokens, options_.max_model_len, max_tokens);
   }
-  const PageNeed need =
-      blocks_.WorstCasePages(static_cast<int32_t>(prompt), static_cast<int32_t>(max_tokens), n);
+  const PageNeed need = WorstCase(request);
   for (size_t i = 0; i < need.size(); ++i) {
-    const int32_t capacity = blocks_.pools()[i].num_usable();
+    const int32_t capacity = blocks_.Capacity(i);
     if (need[i] > capacity) {
       return InvalidArgument(
           "request needs {} blocks, the pool has {} (prompt of {} tokens, max_tokens={}, n={}); "
-          "lower max_tokens or n, or raise num_blocks",
-          need[i], capacity, prompt, max_tokens, n);
+          "lower max_tokens or n, or raise num_blocks{}",
+          need[i], capacity, prompt, max_tokens, n,
+          blocks_.pinned_pages(i) > 0 ? ", or unpin prefixes" : "");
     }
   }
   return absl::OkStatus();
+}
+
+PageNeed Scheduler::WorstCase(const Request& request) const {
+  return blocks_.WorstCasePages(static_cast<int32_t>(request.prompt.size()),
+                                request.stop.max_tokens, request.sampling.n);
 }
 
 void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
@@ -118,12 +123,15 @@ bool Scheduler::SharesPrefixes(const Request& request) const {
 
 // Joined so that no two different inputs give the same bytes: each part is preceded by its length.
 std::string Scheduler::RootKey(const Request& request) const {
-  const int32_t prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  return RootKey(request.cache_salt, static_cast<int32_t>(request.prompt.size()),
+                 SharesPrefixes(request) ? std::string("s") : fmt::format("p{}", request.id));
+}
+std::string Scheduler::RootKey(const std::string& cache_salt, int32_t prompt_tokens,
+                               const std::string& sharing) const {
   const std::string regime =
       options_.rope_regime == nullptr ? std::string() : options_.rope_regime(prompt_tokens);
   return fmt::format("{}:{}{}:{}{}:{}{}", options_.fingerprint.size(), options_.fingerprint,
-                     request.cache_salt.size(), request.cache_salt, regime.size(), regime,
-                     SharesPrefixes(request) ? std::string("s") : fmt::format("p{}", request.id));
+                     cache_salt.size(), cache_salt, regime.size(), regime, sharing);
 }
 
 }  // namespace quire

@@ -23,6 +23,7 @@ void Scheduler::Commit(const ScheduledBatch& batch, const StepOutput& output,
         batch.seqs.size(), in_flight_.size());
   std::vector<LiveSeq> in_flight;
   in_flight.swap(in_flight_);
+  blocks_.Publish();
   size_t row = 0;
   for (size_t i = 0; i < in_flight.size(); ++i) {
     const LiveSeq s = in_flight[i];
@@ -173,6 +174,7 @@ void Scheduler::Fail(const ScheduledBatch& batch, const absl::Status& why,
   std::vector<RequestId> failed;
   for (const LiveSeq& s : in_flight_) failed.push_back(s.live->request->id);
   in_flight_.clear();
+  blocks_.Abandon();
   for (const RequestId id : failed) {
     const auto it = requests_.find(id);
     if (it != requests_.end()) EndRequest(*it->second, FinishReason::kError, why, events);

@@ -10,6 +10,11 @@
 
 namespace quire {
 
+enum class PreemptionMode : uint8_t {
+  kRecompute,  // pages are given back and their content is computed again
+  kSwap,       // what no prefix keeps is saved in the host tier; recompute if that is full
+};
+
 struct SchedulerOptions {
   int32_t max_num_seqs = 64;             // branches in the running set
   int32_t max_num_batched_tokens = 512;  // computed per step; at least max_num_seqs
@@ -19,6 +24,7 @@ struct SchedulerOptions {
   // Share of each pool that admitting a request must leave free, so that running sequences can grow
   // before somebody has to be preempted. Ignored while nothing runs.
   double watermark = 0.01;
+  PreemptionMode preemption = PreemptionMode::kRecompute;
 
   // What else than tokens decides a page's content: the model, its compute type and its kernel.
   std::string fingerprint;

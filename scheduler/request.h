@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "paged_cache/retention.h"
 #include "sampling/params.h"
 #include "sampling/sampler.h"
 
@@ -28,7 +29,9 @@ struct Request {
   int32_t priority = 0;              // higher = sooner; fcfs ignores it
   std::string cache_salt;            // part of the prefix root
   bool bypass_prefix_cache = false;  // neither looks up nor offers prefixes
-  Clock::time_point arrival{};       // when the edge saw it
+  // How long its cached pages are kept, by ranges of its tokens; null = as all others.
+  std::shared_ptr<const RetentionPolicy> retention;
+  Clock::time_point arrival{};  // when the edge saw it
   Clock::time_point deadline = Clock::time_point::max();
 };
 

@@ -8,14 +8,18 @@ namespace quire {
 ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
   CHECK(in_flight_.empty(), "the step before was neither committed nor failed");
   ExpireDeadlines(events);
+  blocks_.SetTime(now_ms());
   ScheduledBatch batch;
   // When somebody lacked pages, those that are free now are his: the victim, first in the queue,
   // would only take them back.
   if (ScheduleRunning(batch)) ScheduleWaiting(batch, events);
   CHECK(!batch.empty() || idle(), "I10: nothing can run, {} requests wait", requests_.size());
+  // Of those who found something in the host tier and had to wait all the same.
+  for (const PageCopy& op : blocks_.TakeOps()) batch.copies.push_back(op);
   if (!batch.empty()) ++counters_.steps;
   counters_.scheduled_tokens += batch.num_tokens;
-  counters_.page_copies += static_cast<int64_t>(batch.copies.size());
+  counters_.page_copies += std::count_if(batch.copies.begin(), batch.copies.end(),
+                                         [](const PageCopy& c) { return c.op == PageOp::kCopy; });
   return batch;
 }
 
@@ -67,18 +71,22 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   const Request& request = *s.live->request;
   if (slots_taken_ + s.live->slots() > options_.max_num_seqs) return false;
 
-  // The root is looked up each time: it may have gone with the last page of a preempted request.
-  const bool shared = SharesPrefixes(request);
-  const RootId root = blocks_.InternRoot(RootKey(request), /*keep=*/shared);
-  ExtendChain(seq.tokens, blocks_.block_size(), seq.page_hashes);
-  PrefixHit hit = blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes);
-  seq.tables = std::move(hit.tables);
-  seq.num_computed_tokens = hit.num_tokens;
-  const int32_t num_tokens =
-      std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
-  const bool fits = (running_.empty() || FitsNow(s)) &&
-                    blocks_.Grow(seq.tables, seq.num_computed_tokens,
-                                 seq.num_computed_tokens + num_tokens, batch.copies);
+  std::optional<PrefixHit> hit = FindInCache(s);
+  bool fits = false;
+  int32_t num_tokens = 0;
+  if (hit) {
+    seq.tables = std::move(hit->tables);
+    seq.num_computed_tokens = hit->num_tokens;
+    fits = running_.empty() || FitsNow(s);
+    if (fits && !seq.swapped) {
+      const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
+      seq.num_computed_tokens += more;
+      hit->num_tokens += more;
+    }
+    num_tokens = std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
+    fits = fits && blocks_.Grow(seq.tables, seq.num_computed_tokens,
+                                seq.num_computed_tokens + num_tokens, batch.copies);
+  }
   if (!fits) {
     CHECK(!running_.empty(), "I10: request {} doesn't fit alone", request.id);
     seq.tables = SequenceTables{};
@@ -90,17 +98,21 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   running_.emplace(s.live->key(seq), s);
   seq.status = SequenceStatus::kRunning;
   slots_taken_ += s.live->slots();
+  if (seq.swapped) {
+    counters_.swap_ins += seq.num_computed_tokens == seq.swapped->num_computed;
+    seq.swapped.reset();
+  }
   if (s.live->admitted) {
-    counters_.resume_hit_tokens += hit.num_tokens;
+    counters_.resume_hit_tokens += hit->num_tokens;
   } else {
     s.live->admitted = true;
     s.live->first_scheduled = now_();
     --queued_requests_;
     ++counters_.left_queue;
     counters_.prefix_query_tokens += seq.num_prompt_tokens();
-    counters_.prefix_hit_tokens += hit.num_tokens;
+    counters_.prefix_hit_tokens += hit->num_tokens;
     RequestStats& stats = s.live->stats;
-    stats.cached_tokens = hit.num_tokens;
+    stats.cached_tokens = hit->num_tokens;
     stats.queue_us = std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(
                                               s.live->first_scheduled - request.arrival)
                                               .count());
@@ -108,6 +120,19 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   }
   AddToBatch(s, num_tokens, batch);
   return true;
+}
+
+// What the cache has of the first waiting sequence. nullopt: it was swapped out, and there is no
+// room to load it.
+std::optional<PrefixHit> Scheduler::FindInCache(const LiveSeq& s) {
+  Sequence& seq = *s.seq;
+  const Request& request = *s.live->request;
+  // The root is looked up each time: it may have gone with the last page of a preempted request.
+  const RootId root = blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request));
+  const SequenceSpec spec{.prompt_tokens = seq.num_prompt_tokens(), .retention = request.retention};
+  ExtendChain(seq.tokens, blocks_.block_size(), seq.page_hashes);
+  if (!seq.swapped) return blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes, spec);
+  return blocks_.SwapIn(root, seq.tokens, seq.page_hashes, *seq.swapped, spec);
 }
 
 // Whether `next` can be computed up to its known tokens and begin its branches, with the watermark
@@ -130,6 +155,8 @@ bool Scheduler::FitsNow(const LiveSeq& next) const {
 
 void Scheduler::AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch) {
   const bool reaches_end = num_tokens == s.num_remaining();
+  blocks_.Announce(s.seq->tables, s.seq->tokens, s.seq->num_computed_tokens + num_tokens,
+                   s.seq->page_hashes);
   batch.seqs.push_back({.seq = s.seq,
                         .first_pos = s.seq->num_computed_tokens,
                         .num_tokens = num_tokens,
@@ -138,12 +165,17 @@ void Scheduler::AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch&
   in_flight_.push_back(s);
 }
 
-// Its tokens and page hashes stay; pages that are still cached are found again when it comes back.
+// Its tokens and page hashes stay; pages that are still cached are found again when it comes back,
+// and those that were saved are loaded.
 void Scheduler::Preempt(SeqSet::iterator victim) {
   const LiveSeq s = victim->second;
   const OrderKey key = victim->first;
   running_.erase(victim);
   slots_taken_ -= s.live->slots();
+  if (options_.preemption == PreemptionMode::kSwap) {
+    s.seq->swapped = blocks_.SwapOut(s.seq->tables, s.seq->num_computed_tokens);
+    counters_.swapped_preemptions += s.seq->swapped.has_value();
+  }
   s.seq->tables = SequenceTables{};
   s.seq->num_computed_tokens = 0;
   s.seq->status = SequenceStatus::kWaiting;

@@ -3,7 +3,7 @@
 namespace quire {
 
 Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
-    : options_(std::move(options)), blocks_(blocks), now_(std::move(now)) {
+    : options_(std::move(options)), blocks_(blocks), now_(std::move(now)), start_(now_()) {
   const absl::Status valid = Validate(options_);
   CHECK(valid.ok(), "{}", Message(valid));
 }
@@ -17,12 +17,53 @@ SchedulerStats Scheduler::stats() const {
   return stats;
 }
 
+int64_t Scheduler::now_ms() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now_() - start_).count();
+}
+
+PageNeed Scheduler::LargestAdmittedNeed() const {
+  PageNeed most(blocks_.pools().size());
+  for (const auto& [id, live] : requests_) {
+    const PageNeed need = WorstCase(*live->request);
+    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], need[i]);
+  }
+  return most;
+}
+
+absl::Status Scheduler::ResizePool(size_t pool, int32_t num_blocks, std::vector<PageId>& retired) {
+  CHECK(in_flight_.empty(), "ResizePool during a step");
+  if (pool >= blocks_.pools().size()) {
+    return InvalidArgument("pool={} must be below {}", pool, blocks_.pools().size());
+  }
+  return blocks_.Resize(pool, num_blocks, LargestAdmittedNeed()[pool], retired);
+}
+
+absl::StatusOr<PinInfo> Scheduler::PinPrefix(const std::vector<TokenId>& tokens,
+                                             const std::string& cache_salt, int64_t ttl_ms) {
+  CHECK(in_flight_.empty(), "PinPrefix during a step");
+  blocks_.SetTime(now_ms());
+  const RootId root = blocks_.InternRoot(
+      RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*sharing=*/"s"), /*keep=*/true);
+  return blocks_.Pin(root, tokens, ttl_ms, LargestAdmittedNeed());
+}
+
+void Scheduler::ForEachBranch(
+    const std::function<void(const LiveRequest&, int32_t, const Sequence*)>& visit) const {
+  for (const auto& [id, live] : requests_) {
+    for (int32_t b = 0; b < live->n(); ++b) {
+      const LiveBranch& branch = live->branches[static_cast<size_t>(b)];
+      if (branch.finish == FinishReason::kNone) visit(*live, b, branch.seq.get());
+    }
+  }
+}
+
 absl::Status Scheduler::Audit() const {
   const auto broken = [](auto format, const auto&... values) {
     return absl::InternalError(fmt::format(fmt::runtime(format), values...));
   };
   CHECK(in_flight_.empty(), "Audit during a step");
   std::vector<const SequenceTables*> tables;
+  std::vector<const SwappedTables*> swapped;
   size_t open_seqs = 0;
   int32_t queued = 0;
   size_t with_deadline = 0;
@@ -43,6 +84,10 @@ absl::Status Scheduler::Audit() const {
       if (running && seq.num_computed_tokens >= seq.num_tokens()) {
         return broken("S1: request {} branch {} runs with nothing to compute: {} of {} tokens", id,
                       seq.branch, seq.num_computed_tokens, seq.num_tokens());
+      }
+      if (seq.swapped) swapped.push_back(&*seq.swapped);
+      if (running && seq.swapped) {
+        return broken("S1: request {} branch {} runs and is swapped out", id, seq.branch);
       }
       if (!running && (seq.num_computed_tokens != 0 || !seq.tables.groups.empty())) {
         return broken("S1: request {} branch {} waits with {} computed tokens", id, seq.branch,
@@ -87,7 +132,7 @@ absl::Status Scheduler::Audit() const {
       return broken("I10: {}", Message(fits));
     }
   }
-  return blocks_.Audit(tables);
+  return blocks_.Audit(tables, swapped);
 }
 
 }  // namespace quire

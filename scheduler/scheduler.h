@@ -21,13 +21,15 @@
 //     search: nobody overtakes, so a large request can't starve (and light ones may wait for it).
 //   - A running sequence that can't grow preempts the last in order, never one before itself. It
 //     keeps what it has if there is nobody left behind it, and waits for those before it to finish.
-//   - A preempted sequence gives back all pages, keeps its tokens, and is computed again later. A
-//     step in which somebody lacked pages admits nobody.
+//   - A preempted sequence gives back all pages, keeps its tokens, and is computed again later, or
+//     loaded from the host tier. A step in which somebody lacked pages admits nobody.
+//   - Who is admitted shares at once what those before it compute in the same step.
 // So the first in order can always go on, with every page if need be, and whatever was admitted
 // ends (contract C5): what could never fit alone is refused at Submit.
 //
 // Invariants, checked by Audit() on top of the cache's own:
-//   S1  a running sequence has something left to compute; a waiting one holds no pages.
+//   S1  a running sequence has something left to compute; a waiting one holds no pages, at most
+//       slots of the host tier.
 //   S2  every open branch is in exactly one of the two sets, and nothing else is.
 //   S3  every running sequence comes before every waiting one in the policy's order.
 //   S4  places taken <= max_num_seqs; a request that will fork holds n of them.
@@ -43,6 +45,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -92,6 +95,20 @@ class Scheduler {
   BlockManager& blocks() { return blocks_; }
   const BlockManager& blocks() const { return blocks_; }
 
+  // Between steps, for operators. A pool's size from now on; what is admitted stays able to finish.
+  // retired: pages whose memory is not needed any more, once the page operations that are due have
+  // run. ERRORS: kInvalidArgument naming the least that is possible now.
+  absl::Status ResizePool(size_t pool, int32_t num_blocks, std::vector<PageId>& retired);
+  // Keeps what is cached of a prompt. ERRORS: as BlockManager::Pin.
+  absl::StatusOr<PinInfo> PinPrefix(const std::vector<TokenId>& tokens,
+                                    const std::string& cache_salt, int64_t ttl_ms);
+  // What the largest live request may ever hold, per pool.
+  PageNeed LargestAdmittedNeed() const;
+  // visit(request, branch, sequence or null) for every open branch.
+  void ForEachBranch(
+      const std::function<void(const LiveRequest&, int32_t, const Sequence*)>& visit) const;
+  int64_t now_ms() const;  // of the clock that retentions and pins are in
+
   // Recomputes the cache's invariants and S1-S5, I10. Between steps. ERRORS: kInternal naming the
   // invariant and the values.
   absl::Status Audit() const;
@@ -105,12 +122,16 @@ class Scheduler {
   void CutBranch(const Finish& finish, std::vector<TokenEvent>& events);
   bool SharesPrefixes(const Request& request) const;
   std::string RootKey(const Request& request) const;
+  std::string RootKey(const std::string& cache_salt, int32_t prompt_tokens,
+                      const std::string& sharing) const;
+  PageNeed WorstCase(const Request& request) const;
 
   // schedule.cc: one step.
   void ExpireDeadlines(std::vector<TokenEvent>& events);
   bool ScheduleRunning(ScheduledBatch& batch);  // false if somebody lacked pages
   void ScheduleWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events);
   bool StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events);
+  std::optional<PrefixHit> FindInCache(const LiveSeq& s);
   bool FitsNow(const LiveSeq& next) const;
   void AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch);
   void Preempt(SeqSet::iterator victim);
@@ -127,6 +148,7 @@ class Scheduler {
   const SchedulerOptions options_;
   BlockManager& blocks_;
   const Now now_;
+  const Clock::time_point start_;
 
   absl::flat_hash_map<RequestId, std::unique_ptr<LiveRequest>> requests_;
   SeqSet running_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "paged_cache/block_manager.h"
@@ -27,8 +28,9 @@ struct Sequence {
   SequenceStatus status = SequenceStatus::kWaiting;
   std::vector<PrefixHash> page_hashes;  // chain over full pages; survives preemption
 
-  // Owned pages.
+  // Owned pages; while it waits after a preemption by swap, what was saved of them.
   SequenceTables tables;
+  std::optional<SwappedTables> swapped;
 
   int32_t num_prompt_tokens() const { return static_cast<int32_t>(request->prompt.size()); }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }

@@ -31,8 +31,10 @@ struct SchedulerStats {
   int64_t scheduled_tokens = 0;  // rows computed, recomputed ones included
   int64_t generated_tokens = 0;  // sampled
   int64_t preemptions = 0;
-  int64_t forks = 0;        // branches split off a computed prompt
-  int64_t page_copies = 0;  // copy-on-write
+  int64_t swapped_preemptions = 0;  // of these, by swap
+  int64_t swap_ins = 0;             // of these, resumed without computing anything again
+  int64_t forks = 0;                // branches split off a computed prompt
+  int64_t page_copies = 0;          // copy-on-write
   // Prefix cache, in tokens; each request is counted once, when it is first scheduled.
   int64_t prefix_query_tokens = 0;  // prompt tokens asked for
   int64_t prefix_hit_tokens = 0;    // found

@@ -23,24 +23,48 @@ constexpr size_t kDepth = 8;
 class Walk {
  public:
   Walk(uint32_t seed, const ModelOptions& options)
-      : rng_(seed), model_(options), max_step_(options.manager.max_step_tokens) {}
+      : rng_(seed), options_(options), model_(options), max_step_(options.manager.max_step_tokens) {
+    for (const GroupLayout& g : options.groups) {
+      has_state_ |= g.group.kind == CacheKind::kState;
+      if (g.group.kind == CacheKind::kCrossAttention) encoder_tokens_ = 5;
+    }
+  }
+  int64_t num_pins() const { return num_pins_; }
 
   CacheModel& model() { return model_; }
 
   void Step() {
-    switch (Random(12)) {
+    model_.manager().SetTime(now_ms_ += Random(3));
+    switch (Random(15)) {
       case 0:
       case 1:
         if (model_.live().size() < kMaxLive) Start();
         break;
       case 2:
-        if (!model_.live().empty() && model_.live().size() < kMaxLive) model_.Fork(Pick());
+        if (model_.live().size() < kMaxLive) {
+          ModelSeq* s = PickHere();
+          if (s != nullptr && (encoder_tokens_ == 0 || s->encoded)) model_.Fork(*s);
+        }
         break;
       case 3:
-        if (!model_.live().empty()) Truncate(Pick());
+        if (ModelSeq* s = PickHere()) Truncate(*s);
         break;
       case 4:
         if (!model_.live().empty()) model_.Cancel(Pick());
+        break;
+      case 6:
+        if (!model_.live().empty()) Swap(Pick());
+        break;
+      case 7:
+        if (Random(3) == 0) PinOrUnpin();
+        break;
+      case 8:
+        if (Random(3) == 0) {
+          const auto pool =
+              static_cast<size_t>(Random(static_cast<int32_t>(model_.pools().size())));
+          const int32_t n = options_.num_pages[pool];
+          model_.Resize(pool, n / 2 + Random(n));
+        }
         break;
       case 5:
         if (Random(8) == 0) model_.Flush();
@@ -54,6 +78,7 @@ class Walk {
   }
 
   void Finish() {
+    for (const PinInfo& pin : model_.manager().pins()) model_.manager().Unpin(pin.id);
     while (!model_.live().empty()) model_.Cancel(model_.live().back());
     model_.Check();
     for (PagePool& pool : model_.pools()) {
@@ -66,6 +91,13 @@ class Walk {
   int32_t Random(int32_t n) { return static_cast<int32_t>(rng_() % static_cast<uint32_t>(n)); }
   // Two token values and a few pages make equal prefixes the common case.
   TokenId RandomToken() { return Random(2); }
+  static constexpr int32_t kResumeReach = 8;
+  // One that is not swapped out, or null.
+  ModelSeq* PickHere() {
+    if (model_.live().empty()) return nullptr;
+    ModelSeq& s = Pick();
+    return s.swapped ? nullptr : &s;
+  }
   ModelSeq& Pick() {
     return *std::next(model_.live().begin(), Random(static_cast<int32_t>(model_.live().size())));
   }
@@ -74,38 +106,109 @@ class Walk {
     std::vector<TokenId> tokens;
     for (int32_t n = Random(9); n >= 0; --n) tokens.push_back(RandomToken());
     const int32_t kind = Random(8);
+    SequenceSpec spec{.prompt_tokens = static_cast<int32_t>(tokens.size()),
+                      .encoder_tokens = encoder_tokens_ == 0 ? 0 : 1 + Random(encoder_tokens_)};
+    if (Random(4) == 0) {
+      RetentionPolicy policy;
+      policy.ranges.push_back({0, 1 + Random(6), Random(101), Random(40)});
+      if (Random(2) == 0) policy.ranges.push_back({2, INT32_MAX, Random(101), Random(40)});
+      spec.retention = std::make_shared<const RetentionPolicy>(policy);
+    }
     if (kind == 0) {
-      model_.Start("private " + std::to_string(num_private_++), /*keep=*/false, tokens);
+      model_.Start("private " + std::to_string(num_private_++), /*keep=*/false, tokens, spec);
     } else {
-      model_.Start(kind == 1 ? "other" : "", /*keep=*/true, tokens);
+      model_.Start(kind == 1 ? "other" : "", /*keep=*/true, tokens, spec);
     }
   }
 
   void Truncate(ModelSeq& s) {
     const int32_t lowest = model_.LowestCut(s);
-    model_.Truncate(s, lowest + Random(s.computed - lowest + 1));
+    int32_t to = lowest + Random(s.computed - lowest + 1);
+    if (options_.manager.max_truncate_tokens > 0 || lowest == 0) {
+      const int32_t back = std::max(0, s.computed - options_.manager.max_truncate_tokens);
+      if (has_state_) to = back + Random(s.computed - back + 1);
+    }
+    const int32_t resume = model_.manager().ResumePoint(s.tables, s.computed, to);
+    EXPECT_LE(resume, to);
+    EXPECT_TRUE(has_state_ || resume == to);
+    if (resume < s.most_computed - options_.manager.max_truncate_tokens - kResumeReach) return;
+    if (resume < to && !WindowsReach(s, resume)) return;
+    model_.Truncate(s, resume);
+  }
+  // Whether windowed groups still have what a sequence of so many tokens needs.
+  bool WindowsReach(const ModelSeq& s, int32_t num_tokens) const {
+    for (size_t g = 0; g < options_.groups.size(); ++g) {
+      const CacheGroup& group = options_.groups[g].group;
+      const int32_t first = FirstLivePage(group, num_tokens);
+      if (group.kind != CacheKind::kSlidingWindow && group.kind != CacheKind::kChunkedLocal)
+        continue;
+      if (first < std::min(NumPages(group, num_tokens), s.tables.groups[g].num_pages()) &&
+          s.tables.groups[g][first] == kNullPage) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void Swap(ModelSeq& s) {
+    if (s.swapped) {
+      model_.SwapIn(s, !s.root.starts_with("private"));
+    } else if (s.computed > 0) {
+      model_.SwapOut(s);
+    }
+  }
+
+  void PinOrUnpin() {
+    BlockManager& m = model_.manager();
+    const std::vector<PinInfo> pins = m.pins();
+    if (pins.size() < 2 && !model_.live().empty()) {
+      const ModelSeq& s = Pick();
+      if (s.root.starts_with("private")) return;
+      const auto pin = m.Pin(m.InternRoot(s.root, true), s.tokens, Random(30),
+                             PageNeed(model_.pools().size(), 1));
+      num_pins_ += pin.ok();
+      model_.TakeAndRunOps();
+    } else if (!pins.empty()) {
+      EXPECT_TRUE(m.Unpin(pins[0].id));
+    }
   }
 
   // Some sequences compute some tokens; others come, or leave, in the middle of the step.
   void EngineStep() {
     std::vector<ModelSeq*> seqs;
     for (ModelSeq& s : model_.live()) {
-      if (Random(2) == 0) seqs.push_back(&s);
+      if (!s.swapped && Random(2) == 0) seqs.push_back(&s);
     }
     std::shuffle(seqs.begin(), seqs.end(), rng_);
-    for (ModelSeq* s : seqs) {
-      const int32_t end = s->computed + 1 + Random(max_step_);
-      while (static_cast<int32_t>(s->tokens.size()) < end) model_.Append(*s, RandomToken());
-      model_.Plan(*s, end);
+    const int32_t rejected = Random(3) == 0 ? Random(4) : 0;
+    const auto plan = [&](ModelSeq& s) {
+      const int32_t end = s.computed + 1 + Random(max_step_);
+      while (static_cast<int32_t>(s.tokens.size()) < end) model_.Append(s, RandomToken());
+      return model_.Plan(s, end, /*announce=*/rejected == 0 && Random(3) > 0);
+    };
+    for (ModelSeq* s : seqs) plan(*s);
+    if (Random(2) == 0 && model_.live().size() < kMaxLive) {
+      Start();
+      // Who shares what is being written is computed in the same step, or not at all.
+      ModelSeq& s = model_.live().back();
+      if (model_.announced() && !plan(s)) model_.Cancel(s);
     }
-    if (Random(3) == 0 && model_.live().size() < kMaxLive) Start();
-    if (Random(4) == 0 && !model_.live().empty()) model_.Cancel(Pick());
-    model_.Run(/*rejected=*/Random(3) == 0 ? Random(4) : 0);
+    if (Random(4) == 0 && !model_.announced() && !model_.live().empty()) model_.Cancel(Pick());
+    if (Random(12) == 0) {
+      model_.Fail();
+    } else {
+      model_.Run(rejected);
+    }
   }
 
   std::mt19937 rng_;
+  ModelOptions options_;
   CacheModel model_;
   int32_t max_step_;
+  int32_t encoder_tokens_ = 0;
+  bool has_state_ = false;
+  int64_t now_ms_ = 0;
+  int64_t num_pins_ = 0;
   int num_private_ = 0;
 };
 
@@ -145,16 +248,44 @@ std::vector<WalkCase> Cases() {
         .num_pages = {14},
         .manager = rollback}},
       {"full_and_state",
-       {.groups = {full, ModelGroup(CacheKind::kState, 0, 1)},
-        .num_pages = {8, 8},
+       {.groups = {full, StateGroup(2, 1)}, .num_pages = {8, 24}, .manager = step5}},
+      {"full_and_rare_states",
+       {.groups = {full, StateGroup(6, 1)}, .num_pages = {8, 14}, .manager = rollback}},
+      {"state_only", {.groups = {StateGroup(2, 0)}, .num_pages = {24}, .manager = step5}},
+      {"full_and_host", {.num_pages = {6}, .num_host = {5}, .manager = step5}},
+      {"full_and_roomy_host", {.num_pages = {8}, .num_host = {40}, .manager = rollback}},
+      {"latent_and_indexer",
+       {.groups = {ModelGroup(CacheKind::kLatent), EntryGroup(CacheKind::kIndexer, 1)},
+        .num_pages = {14},
         .manager = step5}},
-      {"state_only",
-       {.groups = {ModelGroup(CacheKind::kState)}, .num_pages = {8}, .manager = step5}},
+      {"compressed_and_remainder",
+       {.groups = {EntryGroup(CacheKind::kCompressed, 4), ModelGroup(CacheKind::kChunkedLocal, 4),
+                   EntryGroup(CacheKind::kIndexer, 2)},
+        .num_pages = {20},
+        .num_host = {12},
+        .manager = rollback}},
+      {"compressed_overlapping",
+       {.groups = {EntryGroup(CacheKind::kCompressed, 2, 1),
+                   ModelGroup(CacheKind::kSlidingWindow, 4),
+                   EntryGroup(CacheKind::kCompressed, 8, 1),
+                   ModelGroup(CacheKind::kChunkedLocal, 8)},
+        .num_pages = {20, 8},
+        .manager = rollback}},
+      {"encoder_decoder",
+       {.groups = {full, ModelGroup(CacheKind::kCrossAttention)},
+        .num_pages = {20},
+        .manager = step5}},
+      {"sliding_and_host",
+       {.groups = {full, ModelGroup(CacheKind::kSlidingWindow, 5, 1)},
+        .num_pages = {10, 8},
+        .num_host = {8, 6},
+        .manager = rollback}},
       {"everything",
-       {.groups = {ModelGroup(CacheKind::kState, 0, 1), full,
-                   ModelGroup(CacheKind::kSlidingWindow, 5), full,
-                   ModelGroup(CacheKind::kChunkedLocal, 6)},
-        .num_pages = {30, 8},
+       {.groups = {StateGroup(4, 1), full, ModelGroup(CacheKind::kSlidingWindow, 5),
+                   EntryGroup(CacheKind::kCompressed, 4), ModelGroup(CacheKind::kLatent),
+                   ModelGroup(CacheKind::kChunkedLocal, 6), EntryGroup(CacheKind::kIndexer, 2)},
+        .num_pages = {60, 16},
+        .num_host = {20, 4},
         .manager = {.max_step_tokens = 5, .hash_bits = 4}},
        true},
   };
@@ -169,6 +300,7 @@ TEST_P(Walks, EverySequenceReadsItsOwnTokens) {
   const uint32_t last = only == nullptr ? 60 : first + 1;
   CacheStats sum;
   PoolStats pool;
+  int64_t pins = 0;
   for (uint32_t seed = first; seed < last; ++seed) {
     SCOPED_TRACE(testing::Message() << "reproduce with QUIRE_SEED=" << seed);
     Walk walk(seed, GetParam().options);
@@ -186,13 +318,35 @@ TEST_P(Walks, EverySequenceReadsItsOwnTokens) {
     sum.collisions += s.collisions;
     const PoolStats& p = walk.model().pools()[0].stats();
     for (int r = 0; r < kNumDropReasons; ++r) pool.dropped[r] += p.dropped[r];
+    pool.expired += p.expired;
+    sum.partial_tokens += s.partial_tokens;
+    sum.in_step_tokens += s.in_step_tokens;
+    sum.loaded += s.loaded;
+    sum.swap_outs += s.swap_outs;
+    sum.swap_ins += s.swap_ins;
+    pins += walk.num_pins();
     EXPECT_EQ(walk.model().hit_tokens(), s.hit_tokens);
+    EXPECT_GE(s.swap_ins, walk.model().swapped_in());
   }
   if (only != nullptr) return;
   // The walks were about something.
   EXPECT_GT(sum.hit_tokens, 0);
   EXPECT_GT(sum.copies, 0);
   EXPECT_GT(sum.dedupe_hits, 0);
+  bool states = false;
+  for (const GroupLayout& g : GetParam().options.groups) {
+    states |= g.group.kind == CacheKind::kState;
+  }
+  EXPECT_EQ(sum.partial_tokens > 0, !states);
+  EXPECT_EQ(sum.in_step_tokens > 0, !states);
+  const bool host = !GetParam().options.num_host.empty();
+  EXPECT_EQ(sum.loaded > 0, host);
+  EXPECT_EQ(sum.swap_outs > 0, host);
+  EXPECT_EQ(sum.swap_ins > 0, host);
+  EXPECT_GT(pins, 0);
+  EXPECT_GT(pool.expired, 0);
+  EXPECT_GT(pool.dropped[static_cast<int>(DropReason::kShrunk)], 0);
+  EXPECT_EQ(pool.dropped[static_cast<int>(DropReason::kFailed)] > 0, true);
   EXPECT_EQ(sum.collisions > 0, GetParam().collisions_expected);
   EXPECT_GT(pool.dropped[static_cast<int>(DropReason::kEvicted)], 0);
   EXPECT_GT(pool.dropped[static_cast<int>(DropReason::kFlushed)], 0);

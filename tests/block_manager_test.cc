@@ -244,8 +244,9 @@ TEST(BlockManager, WorstCasePagesOfWindowsAndSeveralPools) {
   pools.emplace_back(10, 16);
   const BlockManager m(layout, pools, {.max_step_tokens = 32});
   // The window: 99 tokens before a step's first one and the step's 32 touch at most 10 pages.
-  EXPECT_EQ(m.WorstCasePages(1000, 600, 1), (PageNeed{100 + 10, 2}));
-  EXPECT_EQ(m.WorstCasePages(1000, 600, 2), (PageNeed{62 + 2 * 38 + 2 * 10, 4}));
+  // The states: one read, one written, the prompt's, and three where snapshots are due on the way.
+  EXPECT_EQ(m.WorstCasePages(1000, 600, 1), (PageNeed{100 + 10, 6}));
+  EXPECT_EQ(m.WorstCasePages(1000, 600, 2), (PageNeed{62 + 2 * 38 + 2 * 10, 12}));
   EXPECT_EQ(m.WorstCasePages(20, 10, 1), (PageNeed{2 + 2, 2}));
 }
 

@@ -1,4 +1,4 @@
-// tests/cache_layout_test.cc -- groups, pools and offsets; and the policy functions by brute force.
+// tests/cache_layout_test.cc -- groups, pools and offsets.
 #include "paged_cache/cache_layout.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ void ExpectNoOverlap(const CacheLayout& layout, const std::vector<LayerCacheSpec
     std::set<size_t> lines;
     size_t bytes = 0;
     for (const LayerCacheSpec& s : specs) {
-      const LayerPlacement& at = layout.layers[static_cast<size_t>(s.layer)];
+      const LayerPlacement at = layout.placement(s.layer, RoleOf(s.kind));
       if (s.shared_from >= 0 || at.group != static_cast<int32_t>(g)) continue;
       for (const auto& [offset, size] : {std::pair{at.key_offset, s.key_bytes_per_page},
                                          {at.value_offset, s.value_bytes_per_page}}) {
@@ -112,6 +112,10 @@ TEST(CacheLayout, ChunkedAndStateLayers) {
   EXPECT_EQ(layout.groups[0].group.window, 64);
   EXPECT_EQ(layout.groups[2].group.kind, CacheKind::kState);
   EXPECT_EQ(layout.groups[2].group.window, 0);
+  EXPECT_EQ(layout.groups[2].group.snapshot_interval, 512);
+  EXPECT_EQ(layout.placement(7, CacheRole::kState).group, 2);
+  EXPECT_EQ(layout.placement(7, CacheRole::kMain).group, -1);
+  EXPECT_EQ(layout.placement(7, CacheRole::kCross).group, -1);
   EXPECT_EQ(layout.pools.size(), 3);
   ExpectNoOverlap(layout, specs);
 }
@@ -143,6 +147,61 @@ TEST(CacheLayout, SharedLayersHaveTheOwnersOffsets) {
   ExpectNoOverlap(layout, specs);
 }
 
+// Compressed entries of 4 and of 128 tokens, each with the raw tokens that are not an entry yet;
+// the first selects by an indexer; and a decoder layer with states, its own keys and an encoder's.
+TEST(CacheLayout, ALayerOwnsCachesInSeveralRoles) {
+  const std::vector<LayerCacheSpec> specs = {
+      {.layer = 0,
+       .kind = CacheKind::kCompressed,
+       .key_bytes_per_page = 4 * 1024,
+       .tokens_per_entry = 4,
+       .remainder_window = 8,
+       .remainder_bytes_per_page = 16 * 2048},
+      {.layer = 0,
+       .kind = CacheKind::kIndexer,
+       .key_bytes_per_page = 4 * 128,
+       .tokens_per_entry = 4},
+      {.layer = 1,
+       .kind = CacheKind::kCompressed,
+       .key_bytes_per_page = 1024,
+       .tokens_per_entry = 128,
+       .remainder_window = 128,
+       .remainder_bytes_per_page = 16 * 2048},
+      {.layer = 2, .kind = CacheKind::kLatent, .key_bytes_per_page = 16 * 1152},
+      {.layer = 2, .kind = CacheKind::kState, .key_bytes_per_page = 64, .snapshot_interval = 64},
+      {.layer = 2,
+       .kind = CacheKind::kCrossAttention,
+       .key_bytes_per_page = 512,
+       .value_bytes_per_page = 512},
+      {.layer = 3, .kind = CacheKind::kCompressed, .shared_from = 0, .tokens_per_entry = 4},
+  };
+  const CacheLayout layout = MakeCacheLayout(4, 16, specs).value();
+  ASSERT_EQ(layout.groups.size(), 8);
+  const auto group = [&](int32_t layer, CacheRole role) {
+    return layout.groups[static_cast<size_t>(layout.placement(layer, role).group)].group;
+  };
+  EXPECT_EQ(group(0, CacheRole::kMain),
+            (CacheGroup{.kind = CacheKind::kCompressed, .page_size = 16, .tokens_per_entry = 4}));
+  EXPECT_EQ(group(0, CacheRole::kRemainder),
+            (CacheGroup{.kind = CacheKind::kSlidingWindow, .page_size = 16, .window = 8}));
+  EXPECT_EQ(group(0, CacheRole::kIndexer),
+            (CacheGroup{.kind = CacheKind::kIndexer, .page_size = 16, .tokens_per_entry = 4}));
+  EXPECT_EQ(
+      group(1, CacheRole::kMain),
+      (CacheGroup{.kind = CacheKind::kCompressed, .page_size = 128, .tokens_per_entry = 128}));
+  EXPECT_EQ(group(1, CacheRole::kRemainder),
+            (CacheGroup{.kind = CacheKind::kChunkedLocal, .page_size = 16, .window = 128}));
+  EXPECT_EQ(group(2, CacheRole::kState).snapshot_interval, 64);
+  EXPECT_EQ(group(2, CacheRole::kCross).kind, CacheKind::kCrossAttention);
+  EXPECT_EQ(layout.placement(3, CacheRole::kMain).group,
+            layout.placement(0, CacheRole::kMain).group);
+  EXPECT_EQ(layout.placement(3, CacheRole::kRemainder).group,
+            layout.placement(0, CacheRole::kRemainder).group);
+  EXPECT_EQ(layout.placement(3, CacheRole::kIndexer).group, -1);
+  // 1,024 bytes per 4 tokens, 128 per 4, 1,024 per 128, and a latent of 1,152 for each.
+  EXPECT_EQ(layout.bytes_per_token, 256 + 32 + 8 + 1152);
+}
+
 TEST(CacheLayout, RefusesWhatCannotBe) {
   struct Case {
     const char* what;
@@ -162,6 +221,17 @@ TEST(CacheLayout, RefusesWhatCannotBe) {
   odd[1].key_bytes_per_page = 100;
   auto huge = Layers(3);
   huge[1].value_bytes_per_page = ~size_t{63};
+  auto three = Layers(3, CacheKind::kCompressed);
+  three[0].tokens_per_entry = 3;
+  auto entries_of_full = Layers(3);
+  entries_of_full[1].tokens_per_entry = 4;
+  auto snapshots = Layers(3, CacheKind::kState);
+  snapshots[2].snapshot_interval = 24;
+  auto remainder = Layers(3, CacheKind::kCompressed);
+  remainder[1].remainder_window = 4;
+  auto other_role = Layers(3);
+  other_role[1].kind = CacheKind::kIndexer;
+  other_role[1].shared_from = 0;
   auto none = Layers(3);
   none[1].key_bytes_per_page = none[1].value_bytes_per_page = 0;
   const Case cases[] = {
@@ -177,6 +247,11 @@ TEST(CacheLayout, RefusesWhatCannotBe) {
       {"layer=1: key_bytes_per_page=100", 16, odd},
       {"layer=1: key_bytes_per_page=1024 value_bytes_per_page=18446744073709551552", 16, huge},
       {"layer=1: key_bytes_per_page=0", 16, none},
+      {"layer=0: tokens_per_entry=3", 16, three},
+      {"layer=1: tokens_per_entry=4", 16, entries_of_full},
+      {"layer=2: snapshot_interval=24", 16, snapshots},
+      {"layer=1: remainder_window=4 remainder_bytes_per_page=0", 16, remainder},
+      {"layer=1: shared_from=0", 16, other_role},
   };
   for (const Case& c : cases) {
     const absl::Status status = MakeCacheLayout(3, c.block_size, c.specs).status();
@@ -186,70 +261,6 @@ TEST(CacheLayout, RefusesWhatCannotBe) {
   for (const int32_t size : {8, 16, 32, 64, 128}) {
     EXPECT_TRUE(MakeCacheLayout(3, size, Layers(3)).ok()) << size;
   }
-}
-
-// ---- cache_policy.h ----
-
-// The first position that a query at `pos` sees, by the definition of each mask.
-int32_t FirstVisible(const CacheGroup& g, int32_t pos) {
-  switch (g.kind) {
-    case CacheKind::kFull:
-      return 0;
-    case CacheKind::kSlidingWindow:
-      return std::max(0, pos - (g.window - 1));  // `window` keys, its own among them
-    case CacheKind::kChunkedLocal:
-      return pos - pos % g.window;
-    case CacheKind::kState:
-      return std::max(0, pos - 1);  // the state after the token before
-  }
-  return -1;
-}
-
-std::vector<CacheGroup> Groups() {
-  std::vector<CacheGroup> groups = {{CacheKind::kFull, 4, 0}, {CacheKind::kState, 4, 0}};
-  for (int32_t window = 1; window <= 13; ++window) {
-    groups.push_back({CacheKind::kSlidingWindow, 4, window});
-    groups.push_back({CacheKind::kChunkedLocal, 4, window});
-  }
-  return groups;
-}
-
-TEST(CachePolicy, KeepsExactlyTheVisiblePages) {
-  for (const CacheGroup& g : Groups()) {
-    int32_t last = 0;
-    for (int32_t n = 0; n < 100; ++n) {
-      const int32_t first = FirstLivePage(g, n);
-      ASSERT_EQ(first, FirstVisible(g, n) / 4)
-          << "kind " << static_cast<int>(g.kind) << " window " << g.window << " num_computed " << n;
-      ASSERT_GE(first, last);
-      last = first;
-    }
-  }
-}
-
-TEST(CachePolicy, MaxPagesCoversEveryStep) {
-  for (const CacheGroup& g : Groups()) {
-    for (const int32_t step : {1, 3, 8, 40}) {
-      for (const int32_t rollback : {0, 5}) {
-        if (g.kind == CacheKind::kState && rollback > 0) continue;  // states are not taken back
-        int32_t most = 0;
-        for (int32_t from = 0; from < 40; ++from) {
-          const int32_t to = std::min(40, from + step);
-          std::set<int32_t> pages;  // read or written
-          const int32_t first = FirstVisible(g, std::max(0, from - rollback));
-          for (int32_t pos = first; pos < from; ++pos) pages.insert(pos / 4);
-          for (int32_t pos = from; pos < to; ++pos) {
-            if (g.kind != CacheKind::kState || pos == to - 1) pages.insert(pos / 4);
-          }
-          most = std::max(most, static_cast<int32_t>(pages.size()));
-        }
-        const int32_t bound = MaxPages(g, 40, step, rollback);
-        EXPECT_GE(bound, most) << "kind " << static_cast<int>(g.kind) << " window " << g.window;
-        EXPECT_LE(bound, std::min(10, most + 1)) << "window " << g.window << " step " << step;
-      }
-    }
-  }
-  EXPECT_EQ(MaxPages({CacheKind::kFull, 16, 0}, 2147483647, 2147483647, 0), 134217728);
 }
 
 }  // namespace

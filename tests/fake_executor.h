@@ -75,18 +75,24 @@ class FakeExecutor final : public Executor {
       storage_.emplace_back(static_cast<size_t>(pool.num_usable() + 1) *
                             static_cast<size_t>(pool.page_size()));
     }
+    for (const PagePool& pool : blocks.host_pools()) {
+      host_.emplace_back(static_cast<size_t>(pool.num_usable() + 1) *
+                         static_cast<size_t>(pool.page_size()));
+    }
   }
 
   absl::StatusOr<StepOutput> Run(const ScheduledBatch& batch) override {
     ++steps_;
     if (!next_error_.ok()) return std::exchange(next_error_, absl::OkStatus());
     CheckShape(batch);
-    SpoilFreePages();
     for (const PageCopy& copy : batch.copies) CopyPage(copy);
-    // Before anything of this step is written: a page that is found must be complete already.
-    for (const ScheduledSeq& s : batch.seqs) Read(s, s.first_pos);
+    SpoilFreePages();  // not earlier: the source of a copy may be free already
+    // What is found must be complete, or be written in this step by somebody before.
     std::set<std::pair<int32_t, int64_t>> written;
-    for (const ScheduledSeq& s : batch.seqs) Write(s, written);
+    for (const ScheduledSeq& s : batch.seqs) {
+      Read(s, s.first_pos);
+      Write(s, written);
+    }
     for (const ScheduledSeq& s : batch.seqs) Read(s, s.first_pos + s.num_tokens);
     StepOutput output;
     for (size_t i = 0; i < batch.seqs.size(); ++i) {
@@ -103,6 +109,8 @@ class FakeExecutor final : public Executor {
 
   void FailNext(absl::Status error) { next_error_ = std::move(error); }
   int64_t steps() const { return steps_; }
+  int64_t saves() const { return saves_; }  // pages to the host tier, and back
+  int64_t loads() const { return loads_; }
   const std::string& first_error() const { return first_error_; }
 
  private:
@@ -173,10 +181,16 @@ class FakeExecutor final : public Executor {
 
   void CopyPage(const PageCopy& copy) {
     const auto p = static_cast<size_t>(copy.pool);
-    if (copy.src == kNullPage || copy.dst == kNullPage || copy.src == copy.dst) {
+    if (copy.src == kNullPage || copy.dst == kNullPage ||
+        (copy.op == PageOp::kCopy && copy.src == copy.dst)) {
       Wrong(fmt::format("copies page {} to {}", copy.src, copy.dst));
     }
-    for (int32_t i = 0; i < blocks_.block_size(); ++i) At(p, copy.dst, i) = At(p, copy.src, i);
+    const auto size = static_cast<size_t>(blocks_.block_size());
+    const Slot* from = &(copy.op == PageOp::kLoad ? host_ : storage_)[p][size * copy.src];
+    std::copy(from, from + size,
+              &(copy.op == PageOp::kSave ? host_ : storage_)[p][size * copy.dst]);
+    saves_ += copy.op == PageOp::kSave;
+    loads_ += copy.op == PageOp::kLoad;
   }
 
   void Write(const ScheduledSeq& s, std::set<std::pair<int32_t, int64_t>>& written) {
@@ -221,6 +235,9 @@ class FakeExecutor final : public Executor {
   const int32_t max_tokens_;
   const bool private_roots_;
   std::vector<std::vector<Slot>> storage_;  // per pool: [num_usable + 1, block_size]
+  std::vector<std::vector<Slot>> host_;     // the same of the host tier's slots
+  int64_t saves_ = 0;
+  int64_t loads_ = 0;
   absl::Status next_error_;
   std::string first_error_;
   int64_t steps_ = 0;

@@ -19,7 +19,19 @@ int64_t Dropped(const PagePool& pool, DropReason reason) {
   return pool.stats().dropped[static_cast<int>(reason)];
 }
 
-std::vector<PageId> Taken(PagePool& pool, int32_t count) { return pool.Take(count).value(); }
+bool TakeInto(PagePool& pool, int32_t count, std::vector<PageId>& pages) {
+  pages.resize(static_cast<size_t>(count));
+  return pool.Take(pages);
+}
+bool Takes(PagePool& pool, int32_t count) {
+  std::vector<PageId> pages;
+  return TakeInto(pool, count, pages);
+}
+std::vector<PageId> Taken(PagePool& pool, int32_t count) {
+  std::vector<PageId> pages;
+  EXPECT_TRUE(TakeInto(pool, count, pages));
+  return pages;
+}
 
 TEST(PagePool, TheNullPageIsNotCounted) {
   PagePool pool(3, 16);
@@ -33,13 +45,13 @@ TEST(PagePool, TheNullPageIsNotCounted) {
 
 TEST(PagePool, TakeIsAllOrNothing) {
   PagePool pool(4, 16);
-  EXPECT_FALSE(pool.Take(5).has_value());
+  EXPECT_FALSE(Takes(pool, 5));
   EXPECT_EQ(pool.num_blank(), 4);
   EXPECT_EQ(pool.stats().taken, 0);
   EXPECT_TRUE(Taken(pool, 0).empty());
-  EXPECT_TRUE(pool.Take(4).has_value());
+  EXPECT_TRUE(Takes(pool, 4));
   EXPECT_EQ(pool.stats().taken, 4);
-  EXPECT_FALSE(pool.Take(1).has_value());
+  EXPECT_FALSE(Takes(pool, 1));
 }
 
 TEST(PagePool, SealedPagesAreCachedAndEvictedLeastRecentlyReleasedFirst) {
@@ -116,7 +128,7 @@ TEST(PagePool, RecordsFreedPagesIfAsked) {
 TEST(PagePool, MovesBeforeUse) {
   std::vector<PagePool> pools;
   for (int i = 1; i <= 5; ++i) pools.emplace_back(i, 8);
-  for (int i = 1; i <= 5; ++i) EXPECT_EQ(pools[static_cast<size_t>(i) - 1].Take(i)->size(), i);
+  for (int i = 1; i <= 5; ++i) EXPECT_TRUE(Takes(pools[static_cast<size_t>(i) - 1], i));
 }
 
 using PagePoolDeathTest = testing::Test;
@@ -206,9 +218,10 @@ TEST(PagePoolModel, AgreesWithAModel) {
         case 0: {
           const auto count = static_cast<int32_t>(random(4));
           const size_t blank = 6 - refs.size() - lru.size();
-          const auto taken = pool.Take(count);
-          ASSERT_EQ(taken.has_value(), static_cast<size_t>(count) <= blank + lru.size());
-          if (!taken) break;
+          std::vector<PageId> taken;
+          const bool fits = TakeInto(pool, count, taken);
+          ASSERT_EQ(fits, static_cast<size_t>(count) <= blank + lru.size());
+          if (!fits) break;
           std::set<PageId> expected_victims;
           for (size_t i = blank; i < static_cast<size_t>(count); ++i) {
             expected_victims.insert(lru.front());
@@ -216,7 +229,7 @@ TEST(PagePoolModel, AgreesWithAModel) {
             lru.pop_front();
             ++evicted;
           }
-          for (const PageId page : *taken) {
+          for (const PageId page : taken) {
             ASSERT_TRUE(refs.emplace(page, 1).second) << "page " << page << " was in use";
             ASSERT_EQ(std::count(lru.begin(), lru.end(), page), 0);
             expected_victims.erase(page);

@@ -89,11 +89,14 @@ TEST(PageStorage, PoisonsFreedPagesAfterCopies) {
   std::vector<PagePool> pools;
   pools.emplace_back(5, 8, PagePoolOptions{.record_freed = true});
   pools.emplace_back(7, 8, PagePoolOptions{.record_freed = true});
-  const std::vector<PageId> p = pools[0].Take(3).value();
+  std::vector<PageId> p(3);
+  ASSERT_TRUE(pools[0].Take(p));
   for (const PageId page : p) Fill(*s, 0, page, page);
   pools[0].Release(p[0]);  // freed
   pools[0].Release(p[1]);  // freed, taken again as a target
-  ASSERT_EQ(pools[0].Take(1).value()[0], p[1]);
+  PageId again = kNullPage;
+  ASSERT_TRUE(pools[0].Take({&again, 1}));
+  ASSERT_EQ(again, p[1]);
   const std::vector<PageCopy> copies = {{0, p[0], p[1]}};
   s->Copy(copies);
   s->PoisonFreed(pools, copies);
