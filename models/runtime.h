@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.h"
 #include "base/dtype.h"
 #include "base/status.h"
 #include "models/config.h"
@@ -32,6 +33,7 @@ struct RuntimeOptions {
   int32_t max_num_seqs = 64;
   int32_t max_num_batched_tokens = 512;
   MemoryOptions memory;
+  const DeviceMemory* device_memory = nullptr;  // where the pools go; null: the host's. Not kept
 };
 
 class ModelRuntime {
