@@ -265,15 +265,25 @@ std::string_view PrefixIndex::root_key(RootId root) const {
   return it == roots_.end() ? std::string_view() : std::string_view(it->second.key);
 }
 
-void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit) const {
+void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit, size_t most) const {
   std::vector<NodeId> nodes;
   for (const auto& [id, root] : roots_) nodes.push_back(root.node);
-  for (size_t i = 0; i < nodes.size(); ++i) {
+  for (size_t i = 0; i < nodes.size() && most > 0; ++i) {
     for (NodeId c = at(nodes[i]).first_child; c != kNoNode; c = at(c).next_sibling) {
       if (!at(c).detached) nodes.push_back(c);
     }
-    if (at(nodes[i]).parent != kNoNode) visit(nodes[i]);
+    if (at(nodes[i]).parent == kNoNode) continue;
+    visit(nodes[i]);
+    --most;
   }
+}
+
+int32_t PrefixIndex::num_children(NodeId node) const {
+  int32_t count = 0;
+  for (NodeId c = at(node).first_child; c != kNoNode; c = at(c).next_sibling) {
+    count += !at(c).detached;
+  }
+  return count;
 }
 
 NodeId PrefixIndex::Ancestor(NodeId node, int32_t depth) const {
@@ -368,9 +378,10 @@ void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   Prune(above);
 }
 
-void PrefixIndex::Flush() {
+void PrefixIndex::Flush(std::string_view key_prefix) {
   std::vector<NodeId> tops;
   for (const auto& [id, root] : roots_) {
+    if (!std::string_view(root.key).starts_with(key_prefix)) continue;
     for (NodeId c = at(root.node).first_child; c != kNoNode; c = at(c).next_sibling) {
       tops.push_back(c);
     }

@@ -114,8 +114,9 @@ class PrefixIndex final : public DropListener {
     return {tokens_.data() + static_cast<size_t>(node) * block_size_, block_size_};
   }
   std::string_view root_key(RootId root) const;
-  // Attached nodes, parents before children, roots left out.
-  void ForEach(const std::function<void(NodeId)>& visit) const;
+  // Attached nodes, parents before children, roots left out; at most `most`.
+  void ForEach(const std::function<void(NodeId)>& visit, size_t most = SIZE_MAX) const;
+  int32_t num_children(NodeId node) const;  // attached ones
   NodeId Ancestor(NodeId node, int32_t depth) const;
 
   void Retain(NodeId node);
@@ -123,8 +124,9 @@ class PrefixIndex final : public DropListener {
 
   // Pool `pool` drops `page`: forgets it, and what has become useless with it.
   void OnDrop(PagePool& pool, PageId page, DropReason reason) override;
-  // Nothing sealed until now will ever be found again; cached pages become blank.
-  void Flush();
+  // Nothing sealed until now below roots whose key begins so will ever be found again; cached pages
+  // become blank.
+  void Flush(std::string_view key_prefix = {});
 
   size_t num_roots() const { return roots_.size(); }
   size_t num_nodes() const { return nodes_.size() - free_nodes_.size(); }
