@@ -13,6 +13,8 @@ struct DeviceOps {
   void (*free)(void* p);
   const char* (*copy)(void* dst, const void* src, size_t bytes);  // any direction; waits
   const char* (*fill)(void* dst, int byte, size_t bytes);         // waits
+  // Bytes of the device, by whomever used; null for the CPU, whose limits are more than one number.
+  const char* (*memory)(size_t* free, size_t* total) = nullptr;
 };
 
 }  // namespace quire

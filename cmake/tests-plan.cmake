@@ -1,3 +1,6 @@
+quire_test(memory_info_test DEPS base)
+quire_test(memory_profile_test DEPS models)
+quire_test(logits_memory_test DEPS models)
 quire_test(plan_shapes_test DEPS models)
 quire_test(plan_test DEPS models)
 quire_test(plan_transformers_test DEPS models)

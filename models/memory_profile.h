@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/arena.h"
+#include "base/memory_info.h"
 #include "base/status.h"
 
 namespace quire {
@@ -28,18 +30,26 @@ struct PoolProfile {
   int64_t block_bytes = 0;
 };
 
+// What one purpose takes of the worst-case step: "qkv", "mlp", "attention" ...
+struct ActivationPart {
+  std::string what;
+  int64_t bytes = 0;
+};
+
 // All in bytes unless named otherwise.
 struct MemoryProfile {
-  int64_t limit = 0;         // what this process may use at most
-  std::string limit_source;  // "cgroup v2 memory.max", "MemTotal" ...
-  int64_t available =
-      0;                // limit less what others use now, and what this process uses beside weights
-  int64_t budget = 0;   // min(limit * memory_utilization, available)
-  int64_t weights = 0;  // packed weights
-  int64_t activation_peak = 0;  // arena of the worst-case step
-  int64_t reserve = 0;          // logits, sampling, tables, connections
-  int64_t kv_pool = 0;          // all pools
-  int64_t block_bytes = 0;      // of the main pool
+  int64_t limit = 0;             // what this process may use at most
+  std::string limit_source;      // "cgroup v2 memory.max", "MemTotal" ...
+  int64_t others = 0;            // of the limit, what other processes and kernels used at start
+  int64_t available = 0;         // limit less that, and less what this process uses beside weights
+  std::string available_source;  // what made it so
+  int64_t budget = 0;            // min(limit * memory_utilization, available)
+  int64_t weights = 0;           // packed weights
+  int64_t activation_peak = 0;   // arena of the worst-case step
+  std::vector<ActivationPart> activation_parts;  // what that peak is made of; they sum to it
+  int64_t reserve = 0;                           // logits, sampling, tables, connections
+  int64_t kv_pool = 0;                           // all pools
+  int64_t block_bytes = 0;                       // of the main pool
   int64_t bytes_per_token = 0;
   int32_t num_blocks = 0;  // of the main pool
   int32_t block_size = 0;  // tokens
@@ -49,5 +59,14 @@ struct MemoryProfile {
   // The breakdown, one line each, in MiB: for the start-up log.
   std::string ToString() const;
 };
+
+// Two readings of a memory, before anything was loaded and with `weights` bytes of weights in it.
+// Others may have come or gone in between: the more careful reading rules, and nothing is ever
+// negative. Fills limit, limit_source, others, available, available_source, weights and budget.
+void ApplyMemory(const MemoryInfo& before, const MemoryInfo& after, int64_t weights,
+                 double memory_utilization, MemoryProfile& profile);
+
+// Fills activation_peak and activation_parts from the dry arena of the worst-case step.
+void ApplyActivations(const Arena& dry, MemoryProfile& profile);
 
 }  // namespace quire

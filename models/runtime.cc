@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/memory_info.h"
+#include "base/device_memory.h"
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/cpu_isa.h"
@@ -48,7 +48,7 @@ class Runtime : public ModelRuntime {
 
  private:
   absl::Status Profile(const RuntimeOptions& options);
-  absl::StatusOr<int64_t> ActivationPeak(const RuntimeOptions& options);
+  absl::Status DryRun(const RuntimeOptions& options);
 
   LoadedCheckpoint checkpoint_;
   std::string attention_name_;
@@ -65,6 +65,9 @@ class Runtime : public ModelRuntime {
 };
 
 absl::Status Runtime::Init(const RuntimeOptions& options) {
+  const std::unique_ptr<DeviceMemory> host = HostMemory();
+  const DeviceMemory& device = options.device_memory != nullptr ? *options.device_memory : *host;
+  ASSIGN_OR_RETURN(const MemoryInfo before, device.Read());
   RETURN_IF_ERROR(kernels::SelectIsa(options.cpu_isa));
   ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
                    kernels::FindAttention(options.attention));
@@ -90,6 +93,10 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
                   *pool_));
   checkpoint_.weights->DropPages();
 
+  RETURN_IF_ERROR(DryRun(options));
+  ASSIGN_OR_RETURN(const MemoryInfo after, device.Read());
+  ApplyMemory(before, after, static_cast<int64_t>(model_->weight_bytes()),
+              options.memory.memory_utilization, profile_);
   RETURN_IF_ERROR(Profile(options));
   const CacheLayout& layout = model_->cache_layout();
   std::vector<int32_t> num_pages;
@@ -107,7 +114,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
 
 // The largest of some extreme steps: one long prefill beside decodes, one long prefill alone, and
 // decodes alone. Attention's split of long contexts over threads makes the workspace differ.
-absl::StatusOr<int64_t> Runtime::ActivationPeak(const RuntimeOptions& options) {
+absl::Status Runtime::DryRun(const RuntimeOptions& options) {
   BatchBuilder builder;
   Arena dry;
   PageStorage no_storage;
@@ -122,14 +129,14 @@ absl::StatusOr<int64_t> Runtime::ActivationPeak(const RuntimeOptions& options) {
                                   no_storage, dry)
                         .status());
   }
-  return static_cast<int64_t>(dry.peak());
+  ApplyActivations(dry, profile_);
+  return absl::OkStatus();
 }
 
 absl::Status Runtime::Profile(const RuntimeOptions& options) {
   const CacheLayout& layout = model_->cache_layout();
   const MemoryOptions& memory = options.memory;
   MemoryProfile& p = profile_;
-  const MemoryInfo info = ReadMemoryInfo();
   const PoolMix mix{.max_model_len = max_model_len_,
                     .max_num_seqs = options.max_num_seqs,
                     .max_step_tokens = options.max_num_batched_tokens};
@@ -137,15 +144,7 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   p.block_bytes =
       static_cast<int64_t>(layout.pools[static_cast<size_t>(MainPool(layout))].page_bytes);
   p.bytes_per_token = layout.bytes_per_token;
-  p.weights = static_cast<int64_t>(model_->weight_bytes());
-  ASSIGN_OR_RETURN(p.activation_peak, ActivationPeak(options));
   p.reserve = ReserveBytes(pool_->num_threads(), model_->vocab_size());
-  p.limit = info.limit;
-  p.limit_source = info.limit_source;
-  // This process already holds its weights: they count as weights, not as somebody else's use.
-  p.available = std::max<int64_t>(0, std::min(info.limit, info.available + p.weights));
-  p.budget = std::min(
-      static_cast<int64_t>(static_cast<double>(p.limit) * memory.memory_utilization), p.available);
   const int64_t room = p.budget - p.weights - p.activation_peak - p.reserve;
   int64_t wanted = room;
   p.rule = fmt::format("memory_utilization={}", memory.memory_utilization);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.h"
 #include "base/dtype.h"
 #include "base/status.h"
 #include "models/config.h"
@@ -31,7 +32,15 @@ struct RuntimeOptions {
   int32_t max_model_len = 0;  // 0 = the model's own, capped by the pool
   int32_t max_num_seqs = 64;
   int32_t max_num_batched_tokens = 512;
+  // The cache beyond what the pools hold.
+  int64_t host_cache_memory_bytes = 0;  // host tier, for pages evicted or swapped out; 0 = none
+  std::string cache_directory;          // where SaveCache and LoadCache work; "" = nowhere
+  int64_t cache_directory_bytes = 0;    // of it, most that the file tier takes; 0 = no file tier
+  double max_pinned_share = 0.5;        // of each pool, most that pins may hold
+  std::string prefix_hash_algorithm = "xxh3";  // xxh3, sha256_cbor
+  int32_t max_num_blocks = 0;  // that num_blocks may grow to one day; 0 = what the limit allows
   MemoryOptions memory;
+  const DeviceMemory* device_memory = nullptr;  // where the pools go; null: the host's. Not kept
 };
 
 class ModelRuntime {

@@ -1,4 +1,4 @@
-// tests/base_test.cc -- JSON border, 16-bit conversions, mapped files, arena, memory limits.
+// tests/base_test.cc -- JSON border, 16-bit conversions, mapped files, arena.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,7 +13,6 @@
 #include "base/dtype.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
-#include "base/memory_info.h"
 
 namespace quire {
 namespace {
@@ -165,55 +164,6 @@ TEST(Arena, KnowsWhatThePeakIsMadeOf) {
   EXPECT_EQ(parts[1].what, "b");
   EXPECT_EQ(parts[1].bytes, 6400u);
   EXPECT_EQ(dry.peak(), 6592u);
-}
-
-class FakeRoot {
- public:
-  FakeRoot() : path_(testing::TempDir() + "/quire_root_" + std::to_string(getpid())) {
-    std::filesystem::remove_all(path_);
-    Write("/proc/meminfo", "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n");
-  }
-  ~FakeRoot() { std::filesystem::remove_all(path_); }
-  void Write(const std::string& file, const std::string& text) const {
-    std::filesystem::create_directories(std::filesystem::path(path_ + file).parent_path());
-    std::ofstream(path_ + file) << text;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-TEST(MemoryInfo, WithoutCgroupTheMachineRules) {
-  const FakeRoot root;
-  const MemoryInfo info = ReadMemoryInfo(root.path());
-  EXPECT_EQ(info.limit, int64_t{8} << 30);
-  EXPECT_EQ(info.available, int64_t{4} << 30);
-}
-
-// HARD-CASES L01: the container's limit rules, a parent's smaller one too.
-TEST(MemoryInfo, TheSmallestLimitOfTheCgroupChainRules) {
-  const FakeRoot root;
-  root.Write("/proc/self/cgroup", "0::/parent/child\n");
-  root.Write("/sys/fs/cgroup/parent/child/memory.max", "max\n");
-  root.Write("/sys/fs/cgroup/parent/memory.max", "2147483648\n");
-  root.Write("/sys/fs/cgroup/parent/memory.current", "1073741824\n");
-  root.Write("/sys/fs/cgroup/parent/memory.stat", "anon 1\ninactive_file 536870912\n");
-  const MemoryInfo info = ReadMemoryInfo(root.path());
-  EXPECT_EQ(info.limit, int64_t{2} << 30);
-  EXPECT_EQ(info.available, (int64_t{2} << 30) - (int64_t{1} << 29));
-  EXPECT_NE(info.limit_source.find("parent/memory.max"), std::string::npos);
-}
-
-TEST(MemoryInfo, CgroupV1) {
-  const FakeRoot root;
-  root.Write("/proc/self/cgroup", "12:cpu,cpuacct:/x\n9:memory:/job\n");
-  root.Write("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1073741824\n");
-  root.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  root.Write("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "2147483648\n");
-  const MemoryInfo info = ReadMemoryInfo(root.path());
-  EXPECT_EQ(info.limit, int64_t{1} << 30);
-  EXPECT_EQ(info.available, 0);  // over its limit: never negative
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ const char* Fill(void* dst, int byte, size_t bytes) {
   return Text(error != cudaSuccess ? error : cudaDeviceSynchronize());
 }
 
-const DeviceOps kCudaOps = {"cuda", Allocate, Free, Copy, Fill};
+const char* Memory(size_t* free, size_t* total) { return Text(cudaMemGetInfo(free, total)); }
+
+const DeviceOps kCudaOps = {"cuda", Allocate, Free, Copy, Fill, Memory};
 
 }  // namespace
 
