@@ -78,8 +78,8 @@ void BlockManager::SaveToFiles(NodeId node, size_t group, PageId slot) {
 }
 
 PrefixHash BlockManager::NextHash(NodeId parent, std::span<const TokenId> tokens) const {
-  return HasherOf(index_.root(parent))
-      .Next(index_.depth(parent) == 0 ? nullptr : &index_.hash(parent), tokens);
+  const PrefixHash above = index_.hash(parent);
+  return HasherOf(index_.root(parent)).Next(index_.depth(parent) == 0 ? nullptr : &above, tokens);
 }
 
 // Extends path_ by what files have of the prefix, as far as there is room without evicting what is

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "absl/strings/string_view.h"
 #include "paged_cache/cache_files.h"
 
 namespace quire {
@@ -23,6 +24,9 @@ PrefixHash MaskOf(int32_t bits) {
 
 // Children looked at for a partial hit: the ones added last, which are likely still of use.
 constexpr int kMaxPartialChildren = 64;
+
+// What lists of a step's nodes have room for from the start.
+constexpr size_t kScratch = 1024;
 
 }  // namespace
 
@@ -54,6 +58,8 @@ PrefixIndex::PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools,
   tokens_.reserve(most * block_size_);
   contents_.reserve(most * num_groups_);
   index_.reserve(most);
+  pending_.reserve(kScratch);
+  subtree_.reserve(kScratch);
 }
 
 PrefixIndex::~PrefixIndex() {
@@ -62,16 +68,16 @@ PrefixIndex::~PrefixIndex() {
 }
 
 // Of all that decides where a prefix is looked for. The tree decides what is found.
-uint64_t PrefixIndex::KeyOf(RootId root, const PrefixHash& hash) const {
+uint64_t PrefixIndex::KeyOf(RootId root, uint64_t hash_lo, uint64_t hash_hi) const {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  return (hash.lo & hash_mask_.lo) ^ ((hash.hi & hash_mask_.hi) * kOdd) ^
+  return (hash_lo & hash_mask_.lo) ^ ((hash_hi & hash_mask_.hi) * kOdd) ^
          (static_cast<uint64_t>(root) * 0xd1b54a32d192ed03);
 }
 
 // ---- roots ----
 
 RootId PrefixIndex::InternRoot(std::string_view key, bool keep, std::string_view cache_salt) {
-  const auto it = root_of_key_.find(std::string(key));
+  const auto it = root_of_key_.find(absl::string_view(key.data(), key.size()));
   if (it != root_of_key_.end()) return it->second;
   return AddRoot(next_root_++, key, keep, /*named=*/true, cache_salt);
 }
@@ -114,8 +120,7 @@ void PrefixIndex::UpdateIdle(NodeId root_node) {
   const auto gone = roots_.find(idle_.begin()->second);
   idle_.erase(idle_.begin());
   if (gone->second.named) root_of_key_.erase(gone->second.key);
-  at(gone->second.node) = Node{};
-  free_nodes_.push_back(gone->second.node);
+  Free(gone->second.node);
   roots_.erase(gone);
 }
 
@@ -123,15 +128,16 @@ void PrefixIndex::UpdateIdle(NodeId root_node) {
 
 NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
   NodeId id;
-  if (free_nodes_.empty()) {
+  if (first_free_ == kNoNode) {
     id = static_cast<NodeId>(nodes_.size());
     nodes_.emplace_back();
     tokens_.resize(tokens_.size() + block_size_);
     contents_.resize(contents_.size() + num_groups_, 0);
     if (keeps_file_keys_) file_keys_.emplace_back();
   } else {
-    id = free_nodes_.back();
-    free_nodes_.pop_back();
+    id = first_free_;
+    first_free_ = at(id).next_sibling;
+    --num_free_;
   }
   Node& n = at(id);
   n = Node{.parent = parent, .root = root, .in_use = true};
@@ -147,10 +153,21 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
 
 NodeId PrefixIndex::Find(NodeId parent, const PrefixHash& hash,
                          std::span<const TokenId> tokens) const {
-  const auto it = index_.find(KeyOf(at(parent).root, hash));
-  if (it == index_.end() || at(it->second).parent != parent) return kNoNode;
+  const uint64_t key = KeyOf(at(parent).root, hash);
+  index_.prefetch(key);  // both lines that the search reads, at once
+  const auto it = index_.find(key);
+  if (it == index_.end()) return kNoNode;
+  Prefetch(it->second);
+  if (at(it->second).parent != parent) return kNoNode;
   const std::span<const TokenId> own = tokens_of(it->second);
   return std::equal(own.begin(), own.end(), tokens.begin(), tokens.end()) ? it->second : kNoNode;
+}
+
+PrefixHash PrefixIndex::hash(NodeId node) const {
+  const Node& n = at(node);
+  const auto i = static_cast<size_t>(node);
+  if (i >= more_hash_.size()) return {n.hash_lo, n.hash_hi};
+  return {n.hash_lo, n.hash_hi, more_hash_[i].first, more_hash_[i].second};
 }
 
 void PrefixIndex::Prefetch(NodeId node) const {
@@ -217,7 +234,10 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   const uint64_t key = KeyOf(root, hash);
   if (index_.contains(key)) return kNoNode;  // another prefix: the newcomer stays private
   const NodeId node = NewNode(parent, root);
-  at(node).hash = hash;
+  at(node).hash_lo = hash.lo;
+  at(node).hash_hi = hash.hi;
+  if ((hash.more_lo | hash.more_hi) != 0) more_hash_.resize(nodes_.capacity());
+  if (!more_hash_.empty()) more_hash_[static_cast<size_t>(node)] = {hash.more_lo, hash.more_hi};
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);
@@ -384,7 +404,7 @@ void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   }
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     Node& n = at(*it);
-    if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
+    if (!n.detached) index_.erase(KeyOf(n));
     n.detached = true;
     for (size_t g = 0; g < num_groups_; ++g) {
       DropContent(*it, g, reason);
@@ -408,13 +428,18 @@ void PrefixIndex::Flush() {
 bool PrefixIndex::FreeIfUnused(NodeId node) {
   const Node n = at(node);
   if (n.holders > 0 || n.num_contents > 0 || n.first_child != kNoNode) return false;
-  if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
+  if (!n.detached) index_.erase(KeyOf(n));
   (n.prev_sibling == kNoNode ? at(n.parent).first_child : at(n.prev_sibling).next_sibling) =
       n.next_sibling;
   if (n.next_sibling != kNoNode) at(n.next_sibling).prev_sibling = n.prev_sibling;
-  at(node) = Node{};
-  free_nodes_.push_back(node);
+  Free(node);
   return true;
+}
+
+void PrefixIndex::Free(NodeId node) {
+  at(node) = Node{.next_sibling = first_free_};
+  first_free_ = node;
+  ++num_free_;
 }
 
 // Frees `node` and every ancestor that has become useless with it.
@@ -473,7 +498,7 @@ absl::Status PrefixIndex::Audit() const {
     }
     if (n.detached) continue;
     ++attached;
-    const auto it = index_.find(KeyOf(n.root, n.hash));
+    const auto it = index_.find(KeyOf(n));
     if (it == index_.end() || it->second != id) {
       return Broken("I3: node {} is not what its parent {} and hash lead to", id, n.parent);
     }

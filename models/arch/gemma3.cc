@@ -4,6 +4,7 @@
 // Defaults are those of transformers' Gemma3TextConfig. Norms of the hub's checkpoints store
 // weight - 1; GGUF stores the weight itself. The embedding is scaled by sqrt(hidden_size) rounded
 // to float32. Keys of GGUF as llama.cpp's converter writes them.
+#include <algorithm>
 #include <cmath>
 
 #include "models/arch/dimensions.h"
@@ -165,7 +166,7 @@ absl::StatusOr<ModelConfig> Gemma3FromGguf(const GgufFields& fields) {
     layer.activation = kernels::Activation::kGeluTanh;
     // The largest model scales by another width than head_dim; the file does not say so.
     if (config.layers.size() == kLayersOf27B && !fields.Has("attention.scale")) {
-      const int32_t width = config.hidden_dim / layer.num_heads;
+      const int32_t width = std::max(1, config.hidden_dim / layer.num_heads);
       layer.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
     }
     layer.rope = kFullRope;
