@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "absl/strings/string_view.h"
+#include "paged_cache/cache_files.h"
 
 namespace quire {
 namespace {
@@ -75,15 +76,19 @@ uint64_t PrefixIndex::KeyOf(RootId root, uint64_t hash_lo, uint64_t hash_hi) con
 
 // ---- roots ----
 
-RootId PrefixIndex::InternRoot(std::string_view key, bool keep) {
+RootId PrefixIndex::InternRoot(std::string_view key, bool keep, std::string_view cache_salt) {
   const auto it = root_of_key_.find(absl::string_view(key.data(), key.size()));
   if (it != root_of_key_.end()) return it->second;
-  return AddRoot(next_root_++, key, keep, /*named=*/true);
+  return AddRoot(next_root_++, key, keep, /*named=*/true, cache_salt);
 }
 
-RootId PrefixIndex::AddRoot(RootId id, std::string_view key, bool keep, bool named) {
+RootId PrefixIndex::AddRoot(RootId id, std::string_view key, bool keep, bool named,
+                            std::string_view cache_salt) {
   const NodeId node = NewNode(kNoNode, id);
-  roots_.emplace(id, Root{std::string(key), node, keep, named});
+  roots_.emplace(id, Root{std::string(key), std::string(cache_salt), node, keep, named});
+  if (keeps_file_keys_) {
+    file_keys_[static_cast<size_t>(node)] = RootPageKey(FileRootBytes(key, cache_salt));
+  }
   if (named) root_of_key_.emplace(key, id);
   UpdateIdle(node);
   return id;
@@ -93,7 +98,7 @@ NodeId PrefixIndex::RootNode(RootId root) {
   CHECK(root > 0 && root < next_root_, "root={} was never interned", root);
   auto it = roots_.find(root);
   if (it == roots_.end()) {
-    AddRoot(root, {}, /*keep=*/false, /*named=*/false);
+    AddRoot(root, {}, /*keep=*/false, /*named=*/false, {});
     it = roots_.find(root);
   }
   return it->second.node;
@@ -128,6 +133,7 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
     nodes_.emplace_back();
     tokens_.resize(tokens_.size() + block_size_);
     contents_.resize(contents_.size() + num_groups_, 0);
+    if (keeps_file_keys_) file_keys_.emplace_back();
   } else {
     id = first_free_;
     first_free_ = at(id).next_sibling;
@@ -235,6 +241,7 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);
+  if (keeps_file_keys_) file_keys_[static_cast<size_t>(node)] = PageKey(file_key(parent), tokens);
   return node;
 }
 
@@ -270,6 +277,7 @@ void PrefixIndex::Publish() {
     Release(node);
   }
   pending_.clear();
+  unsaved_.clear();
 }
 
 void PrefixIndex::Abandon() {
@@ -279,11 +287,24 @@ void PrefixIndex::Abandon() {
   }
   for (const NodeId node : pending_) Release(node);
   pending_.clear();
+  unsaved_.clear();
 }
 
 std::string_view PrefixIndex::root_key(RootId root) const {
   const auto it = roots_.find(root);
   return it == roots_.end() ? std::string_view() : std::string_view(it->second.key);
+}
+std::string_view PrefixIndex::cache_salt(RootId root) const {
+  const auto it = roots_.find(root);
+  return it == roots_.end() ? std::string_view() : std::string_view(it->second.cache_salt);
+}
+bool PrefixIndex::root_keeps(RootId root) const {
+  const auto it = roots_.find(root);
+  return it != roots_.end() && it->second.keep;
+}
+bool PrefixIndex::is_named(RootId root) const {
+  const auto it = roots_.find(root);
+  return it != roots_.end() && it->second.named;
 }
 
 void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit) const {
@@ -327,6 +348,9 @@ void PrefixIndex::OnDrop(PagePool& pool, PageId page, DropReason reason) {
     return;
   }
   if (!pool.IsSealed(page)) return;  // went with an ancestor while a slot was looked for
+  if (host && reason == DropReason::kEvicted && on_host_evict_ != nullptr) {
+    on_host_evict_(node, group, page);
+  }
   DropContent(node, group, reason);
   if (keeps_all(group)) {
     DetachSubtree(node, DropReason::kOrphaned);
@@ -347,6 +371,8 @@ bool PrefixIndex::Demote(NodeId node, size_t group, PageId page, DropReason reas
     return false;
   }
   ops_.push_back({layout_.groups[group].pool, page, slot, PageOp::kSave});
+  unsaved_.emplace(&host, slot);
+  ++num_demoted_;
   const Retention retention = pool.retention(page);
   content(node, group) = -slot;
   host.Seal(slot, TagOf(node, group), /*keep=*/true);

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "base/huge_pages.h"
 #include "base/status.h"
@@ -46,6 +47,7 @@
 #include "paged_cache/page_copy.h"
 #include "paged_cache/page_pool.h"
 #include "paged_cache/prefix_hash.h"
+#include "paged_cache/sha256.h"
 
 namespace quire {
 
@@ -69,10 +71,17 @@ class PrefixIndex final : public DropListener {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
+  // Called when the host tier gives up content that is not kept elsewhere.
+  using OnHostEvict = std::function<void(NodeId node, size_t group, PageId slot)>;
+  void set_on_host_evict(OnHostEvict on_evict) { on_host_evict_ = std::move(on_evict); }
+  // From now on every node has a file key (page_file_format.h). REQUIRES: there are no nodes.
+  void KeepFileKeys() { keeps_file_keys_ = true; }
+  const Sha256Digest& file_key(NodeId node) const { return file_keys_[static_cast<size_t>(node)]; }
+
   // The root of `key`; the same for equal keys while it is known. With keep = false its pages
   // become blank, not cached, when their last owner goes. An idle root that was forgotten comes
   // back without its key when it is used again: safe, but shared with nobody.
-  RootId InternRoot(std::string_view key, bool keep);
+  RootId InternRoot(std::string_view key, bool keep, std::string_view cache_salt = {});
   NodeId RootNode(RootId root);
 
   // The child of `parent` with these tokens, or kNoNode.
@@ -104,6 +113,11 @@ class PrefixIndex final : public DropListener {
   void SetPending(NodeId node);
   bool is_pending(NodeId node) const { return at(node).pending; }
   size_t num_pending() const { return pending_.size(); }
+  // Whether a slot's content comes with an operation of this step, which may not have run yet.
+  bool is_unsaved(const PagePool& host_pool, PageId slot) const {
+    return unsaved_.contains({&host_pool, slot});
+  }
+  int64_t num_demoted() const { return num_demoted_; }  // pages moved to the host tier
   void Publish();
   void Abandon();
 
@@ -115,7 +129,10 @@ class PrefixIndex final : public DropListener {
   std::span<const TokenId> tokens_of(NodeId node) const {
     return {tokens_.data() + static_cast<size_t>(node) * block_size_, block_size_};
   }
-  std::string_view root_key(RootId root) const;
+  std::string_view root_key(RootId root) const;  // empty if forgotten
+  std::string_view cache_salt(RootId root) const;
+  bool root_keeps(RootId root) const;
+  bool is_named(RootId root) const;
   // Attached nodes, parents before children, roots left out.
   void ForEach(const std::function<void(NodeId)>& visit) const;
   NodeId Ancestor(NodeId node, int32_t depth) const;
@@ -151,6 +168,7 @@ class PrefixIndex final : public DropListener {
   };
   struct Root {
     std::string key;
+    std::string cache_salt;
     NodeId node = kNoNode;
     bool keep = true;
     bool named = true;        // findable by its key
@@ -186,7 +204,8 @@ class PrefixIndex final : public DropListener {
     return depth * layout_.block_size % layout_.groups[group].group.page_size == 0;
   }
 
-  RootId AddRoot(RootId id, std::string_view key, bool keep, bool named);
+  RootId AddRoot(RootId id, std::string_view key, bool keep, bool named,
+                 std::string_view cache_salt);
   NodeId NewNode(NodeId parent, RootId root);
   bool Demote(NodeId node, size_t group, PageId page, DropReason reason);
   void DetachSubtree(NodeId top, DropReason reason);
@@ -212,6 +231,11 @@ class PrefixIndex final : public DropListener {
   NodeId first_free_ = kNoNode;  // linked by next_sibling
   size_t num_free_ = 0;
   std::vector<NodeId> pending_;
+  absl::flat_hash_set<std::pair<const PagePool*, PageId>> unsaved_;
+  int64_t num_demoted_ = 0;
+  bool keeps_file_keys_ = false;
+  std::vector<Sha256Digest> file_keys_;  // [nodes] if they are kept
+  OnHostEvict on_host_evict_;
   std::vector<NodeId> subtree_;  // scratch of DetachSubtree
   // Attached nodes but roots, by KeyOf.
   absl::flat_hash_map<uint64_t, NodeId, absl::Hash<uint64_t>, std::equal_to<>,

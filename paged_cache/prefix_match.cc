@@ -24,6 +24,7 @@ PrefixHit BlockManager::Match(RootId root, std::span<const TokenId> tokens,
                               std::span<const PrefixHash> chain, size_t most_blocks,
                               const SequenceSpec& spec) {
   index_.FindPath(index_.RootNode(root), chain, tokens, std::min(chain.size(), most_blocks), path_);
+  if (files_ != nullptr) LoadFromFiles(tokens, chain, std::min(chain.size(), most_blocks));
   if (has_state_) {  // a state that is being computed is not there yet
     const auto pending = std::find_if(path_.begin(), path_.end(),
                                       [&](NodeId node) { return index_.is_pending(node); });

@@ -128,9 +128,10 @@ std::optional<PrefixHit> Scheduler::FindInCache(const LiveSeq& s) {
   Sequence& seq = *s.seq;
   const Request& request = *s.live->request;
   // The root is looked up each time: it may have gone with the last page of a preempted request.
-  const RootId root = blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request));
+  const RootId root =
+      blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request), request.cache_salt);
   const SequenceSpec spec{.prompt_tokens = seq.num_prompt_tokens(), .retention = request.retention};
-  ExtendChain(seq.tokens, blocks_.block_size(), seq.page_hashes);
+  blocks_.ExtendChain(root, seq.tokens, seq.page_hashes);
   if (!seq.swapped) return blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes, spec);
   return blocks_.SwapIn(root, seq.tokens, seq.page_hashes, *seq.swapped, spec);
 }
