@@ -14,9 +14,10 @@ ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
   // would only take them back.
   if (ScheduleRunning(batch)) ScheduleWaiting(batch, events);
   CHECK(!batch.empty() || idle(), "I10: nothing can run, {} requests wait", requests_.size());
+  if (batch.empty()) return batch;  // what operators caused stays due
   // Of those who found something in the host tier and had to wait all the same.
   for (const PageCopy& op : blocks_.TakeOps()) batch.copies.push_back(op);
-  if (!batch.empty()) ++counters_.steps;
+  ++counters_.steps;
   counters_.scheduled_tokens += batch.num_tokens;
   counters_.page_copies += std::count_if(batch.copies.begin(), batch.copies.end(),
                                          [](const PageCopy& c) { return c.op == PageOp::kCopy; });
