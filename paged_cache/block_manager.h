@@ -8,7 +8,8 @@
 // writes), Publish, Commit. A page is findable once it is written, or, announced, by readers that
 // are computed behind its writer in the very same step: each layer writes all keys and values of a
 // step before it reads any. So a prefix is computed once however many ask for it at a time. (A
-// recurrent state has no such order; its layouts share from the next step on.)
+// recurrent state has no such order: its layouts share from the next step on, and a hit tells that
+// it pays to wait.)
 //
 // Writing into pages that others know (contract C3): a page with refs > 1 is replaced by a private
 // copy at the first write of each owner but the last; a sealed page with refs == 1 (left after
@@ -64,6 +65,9 @@ struct SequenceTables {
 struct PrefixHit {
   int32_t num_tokens = 0;  // equal in all groups; a multiple of the block size
   SequenceTables tables;   // holds references to the hit pages already
+  // What the hit would be after the step that is being planned. More than num_tokens only with
+  // recurrent states, which cannot be shared while they are computed: worth waiting for.
+  int32_t num_tokens_next_step = 0;
 };
 
 // A sequence's pages that no prefix keeps, in the host tier. Move-only; the destructor frees.

@@ -78,7 +78,8 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   if (hit) {
     seq.tables = std::move(hit->tables);
     seq.num_computed_tokens = hit->num_tokens;
-    fits = running_.empty() || FitsNow(s);
+    const bool waits = hit->num_tokens_next_step > hit->num_tokens && !batch.empty();
+    fits = !waits && (running_.empty() || FitsNow(s));
     if (fits && !seq.swapped) {
       const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
       seq.num_computed_tokens += more;
