@@ -110,6 +110,7 @@ void PagePool::FlushCached() {
 void PagePool::Keep(PageId page, const Retention& wanted) {
   Page& p = at(page);
   CHECK(p.sealed, "page {} has no content to keep", page);
+  if (wanted == Retention{}) return;  // no wish
   const bool is_default = !p.expires && p.eviction_class == kDefaultRetentionPriority;
   const Retention r = is_default ? wanted : Stronger(retention(page), wanted);
   if (p.expires) ForgetExpiry(page);
