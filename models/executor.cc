@@ -115,7 +115,7 @@ ModelExecutor::ModelExecutor(Model& model, const BlockManager& blocks, PageStora
       scratch_(static_cast<size_t>(pool.num_threads())) {}
 
 absl::StatusOr<StepOutput> ModelExecutor::Run(const ScheduledBatch& batch) {
-  storage_.Copy(batch.copies);
+  storage_.Copy(batch.copies, blocks_.fills());
   arena_.Reset();
   ASSIGN_OR_RETURN(const ForwardOutput forward,
                    model_.Forward(builder_.Build(batch, blocks_), storage_, arena_));

@@ -49,6 +49,7 @@ std::string MemoryProfile::ToString() const {
   s += fmt::format("- activations    {:>10.1f} MiB  (worst-case step{})\n", mib(activation_peak),
                    parts);
   s += fmt::format("- reserve        {:>10.1f} MiB\n", mib(reserve));
+  if (host_cache > 0) s += fmt::format("- host cache     {:>10.1f} MiB\n", mib(host_cache));
   s += fmt::format(
       "= kv pool        {:>10.1f} MiB  ({} blocks of {} tokens, {:.1f} KiB each, {} B/token; by "
       "{})",

@@ -48,13 +48,15 @@ struct MemoryProfile {
   int64_t activation_peak = 0;   // arena of the worst-case step
   std::vector<ActivationPart> activation_parts;  // what that peak is made of; they sum to it
   int64_t reserve = 0;                           // logits, sampling, tables, connections
+  int64_t host_cache = 0;                        // host tier; of the same memory unless a device's
   int64_t kv_pool = 0;                           // all pools
   int64_t block_bytes = 0;                       // of the main pool
   int64_t bytes_per_token = 0;
   int32_t num_blocks = 0;  // of the main pool
   int32_t block_size = 0;  // tokens
   std::vector<PoolProfile> pools;
-  std::string rule;  // "num_blocks=", "kv_cache_memory_bytes=" or "memory_utilization="
+  int32_t max_num_blocks = 0;  // that the main pool can grow to while serving
+  std::string rule;            // "num_blocks=", "kv_cache_memory_bytes=" or "memory_utilization="
 
   // The breakdown, one line each, in MiB: for the start-up log.
   std::string ToString() const;

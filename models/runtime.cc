@@ -11,6 +11,7 @@
 #include "models/executor.h"
 #include "models/pool_sizes.h"
 #include "models/rope_config.h"
+#include "models/weights/fingerprint.h"
 #include "models/weights/main_format.h"
 
 namespace quire {
@@ -43,10 +44,23 @@ class Runtime : public ModelRuntime {
   }
   const std::vector<std::string>& notes() const override { return checkpoint_.notes; }
   const GgufFile* gguf() const override { return checkpoint_.gguf; }
+  absl::Status SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) override;
+  absl::StatusOr<CacheTransfer> SaveCache(const std::string& directory) override;
+  absl::StatusOr<CacheTransfer> LoadCache(const std::string& directory) override;
+  const PageFileStore* cache_files() const override { return files_.get(); }
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }
 
  private:
+  absl::Status BuildCache();
+  absl::StatusOr<std::unique_ptr<PageFileStore>> OpenFiles(const std::string& directory,
+                                                           int64_t max_bytes);
+  std::string ConfigText() const;
+  PoolMix Mix() const {
+    return {.max_model_len = max_model_len_,
+            .max_num_seqs = options_.max_num_seqs,
+            .max_step_tokens = options_.max_num_batched_tokens};
+  }
   absl::Status Profile(const RuntimeOptions& options);
   absl::Status DryRun(const RuntimeOptions& options);
 
@@ -58,13 +72,19 @@ class Runtime : public ModelRuntime {
   MemoryProfile profile_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Decoder> model_;
+  RuntimeOptions options_;
   std::vector<PagePool> page_pools_;
-  std::unique_ptr<BlockManager> blocks_;
+  std::vector<PagePool> host_pools_;
+  std::unique_ptr<PageFileStore> files_;  // the file tier, or null
   std::unique_ptr<PageStorage> storage_;
+  std::unique_ptr<BlockManager> blocks_;
+  std::string page_fingerprint_;  // of all that decides a page's bytes; set with cache_directory
   std::unique_ptr<ModelExecutor> executor_;
 };
 
 absl::Status Runtime::Init(const RuntimeOptions& options) {
+  options_ = options;
+  options_.device_memory = nullptr;  // may not live as long
   const std::unique_ptr<DeviceMemory> host = HostMemory();
   const DeviceMemory& device = options.device_memory != nullptr ? *options.device_memory : *host;
   ASSIGN_OR_RETURN(const MemoryInfo before, device.Read());
@@ -98,18 +118,156 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   ApplyMemory(before, after, static_cast<int64_t>(model_->weight_bytes()),
               options.memory.memory_utilization, profile_);
   RETURN_IF_ERROR(Profile(options));
+  RETURN_IF_ERROR(BuildCache());
+  executor_ = std::make_unique<ModelExecutor>(*model_, *blocks_, *storage_, *pool_,
+                                              static_cast<size_t>(profile_.activation_peak));
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::BuildCache() {
   const CacheLayout& layout = model_->cache_layout();
+  BlockManagerOptions cache{.max_step_tokens = options_.max_num_batched_tokens,
+                            .max_pinned_share = options_.max_pinned_share};
+  if (options_.prefix_hash_algorithm == "sha256_cbor") {
+    cache.hash_algorithm = PrefixHashAlgorithm::kSha256Cbor;
+  } else if (options_.prefix_hash_algorithm != "xxh3") {
+    return InvalidArgument("prefix_hash_algorithm={} must be xxh3 or sha256_cbor",
+                           options_.prefix_hash_algorithm);
+  }
+  if (!(cache.max_pinned_share >= 0 && cache.max_pinned_share <= 1)) {
+    return InvalidArgument("max_pinned_share={} must be in [0, 1]", cache.max_pinned_share);
+  }
   std::vector<int32_t> num_pages;
   for (const PoolProfile& pool : profile_.pools) {
     page_pools_.emplace_back(pool.num_blocks, layout.block_size);
     num_pages.push_back(pool.num_blocks);
   }
-  ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages));
-  blocks_ = std::make_unique<BlockManager>(
-      layout, page_pools_, BlockManagerOptions{.max_step_tokens = options.max_num_batched_tokens});
-  executor_ = std::make_unique<ModelExecutor>(*model_, *blocks_, *storage_, *pool_,
-                                              static_cast<size_t>(profile_.activation_peak));
+  const PoolMix mix = Mix();
+  const std::vector<int32_t> most = PoolPages(layout, mix, profile_.max_num_blocks);
+  // The host tier has the pools' ratio, too.
+  std::vector<int32_t> num_host;
+  if (profile_.host_cache > 0) {
+    const int32_t main = MainBlocksIn(layout, mix, profile_.host_cache);
+    if (main < 1) {
+      return InvalidArgument(
+          "host_cache_memory_bytes={} is less than one block of each pool; give {} or more, or 0",
+          profile_.host_cache, BytesOfPools(layout, PoolPages(layout, mix, 1)));
+    }
+    num_host = PoolPages(layout, mix, main);
+    for (const int32_t n : num_host) host_pools_.emplace_back(n, layout.block_size);
+  }
+  ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages, most, num_host));
+  blocks_ = std::make_unique<BlockManager>(layout, page_pools_, cache, host_pools_);
+  if (options_.cache_directory.empty()) return absl::OkStatus();
+  page_fingerprint_ =
+      fmt::format("{} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
+                  attention_name_, KvDtypeName(kv_dtype_), layout.block_size);
+  if (options_.cache_directory_bytes == 0) return absl::OkStatus();
+  if (host_pools_.empty()) {
+    return InvalidArgument(
+        "cache_directory_bytes={} needs a host tier to fill it from; set "
+        "host_cache_memory_bytes, or cache_directory_bytes=0 to use the directory for saves only",
+        options_.cache_directory_bytes);
+  }
+  ASSIGN_OR_RETURN(files_,
+                   OpenFiles(options_.cache_directory + "/tier", options_.cache_directory_bytes));
+  blocks_->AttachFiles(*files_, *storage_);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<PageFileStore>> Runtime::OpenFiles(const std::string& directory,
+                                                                  int64_t max_bytes) {
+  constexpr uint64_t kQueueBytes = uint64_t{64} << 20;
+  const CacheLayout& layout = model_->cache_layout();
+  uint64_t entry = 0;
+  for (const GroupLayout& group : layout.groups) {
+    entry += layout.pools[static_cast<size_t>(group.pool)].page_bytes;
+  }
+  return PageFileStore::Open({.directory = directory,
+                              .layout = MakePageFileLayout(layout, page_fingerprint_),
+                              .max_bytes = static_cast<uint64_t>(max_bytes),
+                              .queue_bytes = std::max(kQueueBytes, 4 * entry)});
+}
+
+absl::Status Runtime::SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) {
+  const CacheLayout& layout = model_->cache_layout();
+  if (num_blocks < 1 || num_blocks > profile_.max_num_blocks) {
+    return InvalidArgument(
+        "num_blocks={} must be in [1, {}] (max_num_blocks); restart with another max_num_blocks",
+        num_blocks, profile_.max_num_blocks);
+  }
+  const std::vector<int32_t> pages = PoolPages(layout, Mix(), num_blocks);
+  const int64_t bytes = BytesOfPools(layout, pages);
+  const int64_t room = profile_.available - profile_.weights - profile_.activation_peak -
+                       profile_.reserve - profile_.host_cache;
+  if (bytes > profile_.kv_pool && bytes > room) {
+    return Error(absl::StatusCode::kResourceExhausted,
+                 "num_blocks={} takes {} MiB, {} MiB are there for the kv pool; give {} or less",
+                 num_blocks, bytes >> 20, std::max<int64_t>(room, 0) >> 20,
+                 MainBlocksIn(layout, Mix(), room));
+  }
+  // All or none: pools that shrink are asked first.
+  const PageNeed least = scheduler.LargestAdmittedNeed();
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t needed = std::max(1, least[i]) + blocks_->pinned_pages(i);
+    if (pages[i] < needed) {
+      return InvalidArgument(
+          "num_blocks={} leaves {} blocks in pool {}, what is admitted or pinned needs {}; retry "
+          "when it has ended or is unpinned",
+          num_blocks, pages[i], i, needed);
+    }
+  }
+  for (size_t i = 0; i < pages.size(); ++i) {
+    std::vector<PageId> retired;
+    RETURN_IF_ERROR(scheduler.ResizePool(i, pages[i], retired));
+    storage_->Copy(blocks_->TakeOps(), blocks_->fills());  // saves what was evicted
+    storage_->Discard(static_cast<int32_t>(i), retired);
+    profile_.pools[i].num_blocks = pages[i];
+  }
+  profile_.num_blocks = num_blocks;
+  profile_.kv_pool = bytes;
+  profile_.rule = fmt::format("num_blocks={}", num_blocks);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CacheTransfer> Runtime::SaveCache(const std::string& directory) {
+  if (options_.cache_directory.empty()) {
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "cache_directory is not set; start with one to save caches in it");
+  }
+  constexpr int64_t kNoLimit = int64_t{1} << 60;
+  ASSIGN_OR_RETURN(const std::unique_ptr<PageFileStore> files, OpenFiles(directory, kNoLimit));
+  return blocks_->Save(*files, *storage_);
+}
+
+absl::StatusOr<CacheTransfer> Runtime::LoadCache(const std::string& directory) {
+  if (options_.cache_directory.empty()) {
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "cache_directory is not set; start with the one that the cache was saved in");
+  }
+  constexpr int64_t kNoLimit = int64_t{1} << 60;
+  ASSIGN_OR_RETURN(const std::unique_ptr<PageFileStore> files, OpenFiles(directory, kNoLimit));
+  CacheTransfer done = blocks_->Load(*files, *storage_);
+  for (const uint64_t faults : files->stats().faults) done.dropped += static_cast<int64_t>(faults);
+  return done;
+}
+
+// Of the model as it is computed: the same weights under another rope are another model.
+std::string Runtime::ConfigText() const {
+  const ModelConfig& c = checkpoint_.config;
+  std::string text =
+      fmt::format("{} {} {} {}", c.architecture, c.hidden_dim, c.vocab_size, c.norm_eps);
+  for (const LayerConfig& l : c.layers) {
+    text += fmt::format(" {}.{}.{}.{}.{}.{}", static_cast<int>(l.attention), l.window, l.rope,
+                        l.softmax_scale, l.num_heads, l.mlp_dim);
+  }
+  for (const RopeConfig& r : c.ropes) {
+    text += fmt::format(" rope {} {} {} {} {}", static_cast<int>(r.type), r.theta, r.rotary_dim,
+                        r.factor, r.original_max_position);
+    for (const float f : r.short_factor) text += fmt::format(" {}", f);
+    for (const float f : r.long_factor) text += fmt::format(" {}", f);
+  }
+  return Sha256(text).ToHex();
 }
 
 // The largest of some extreme steps: one long prefill beside decodes, one long prefill alone, and
@@ -137,15 +295,21 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   const CacheLayout& layout = model_->cache_layout();
   const MemoryOptions& memory = options.memory;
   MemoryProfile& p = profile_;
-  const PoolMix mix{.max_model_len = max_model_len_,
-                    .max_num_seqs = options.max_num_seqs,
-                    .max_step_tokens = options.max_num_batched_tokens};
+  const PoolMix mix = Mix();
   p.block_size = layout.block_size;
   p.block_bytes =
       static_cast<int64_t>(layout.pools[static_cast<size_t>(MainPool(layout))].page_bytes);
   p.bytes_per_token = layout.bytes_per_token;
   p.reserve = ReserveBytes(pool_->num_threads(), model_->vocab_size());
-  const int64_t room = p.budget - p.weights - p.activation_peak - p.reserve;
+  if (options.host_cache_memory_bytes < 0 || options.cache_directory_bytes < 0) {
+    return InvalidArgument(
+        "host_cache_memory_bytes={} cache_directory_bytes={} must not be negative",
+        options.host_cache_memory_bytes, options.cache_directory_bytes);
+  }
+  p.host_cache = options.host_cache_memory_bytes;
+  // On a device the host tier is somebody else's memory.
+  const int64_t host = options.device_memory == nullptr ? p.host_cache : 0;
+  const int64_t room = p.budget - p.weights - p.activation_peak - p.reserve - host;
   int64_t wanted = room;
   p.rule = fmt::format("memory_utilization={}", memory.memory_utilization);
   if (memory.kv_cache_memory_bytes > 0) {
@@ -163,7 +327,7 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
     p.pools.push_back({pages[i], static_cast<int64_t>(layout.pools[i].page_bytes)});
   }
   const int32_t longest = LongestInPools(layout, mix, pages);
-  const int64_t hard_room = p.available - p.weights - p.activation_peak - p.reserve;
+  const int64_t hard_room = p.available - p.weights - p.activation_peak - p.reserve - host;
   if (p.kv_pool > hard_room || (longest < 1 && memory.num_blocks == 0)) {
     return Error(absl::StatusCode::kResourceExhausted,
                  "{}: the kv pool of {} blocks ({} MiB) does not fit, {} MiB are left for it; "
@@ -177,6 +341,9 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
     return InvalidArgument("num_blocks={} holds no sequence, one token takes {}; raise it",
                            p.num_blocks, PagesOfSequence(layout, 1, 1)[main]);
   }
+  p.max_num_blocks =
+      std::max(p.num_blocks, options.max_num_blocks > 0 ? options.max_num_blocks
+                                                        : MainBlocksIn(layout, mix, hard_room));
   // Unless asked for, no request may be longer than the pools hold.
   if (longest < max_model_len_) {
     if (options.max_model_len > 0 && memory.num_blocks == 0) {

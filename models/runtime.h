@@ -16,7 +16,9 @@
 #include "models/config.h"
 #include "models/memory_profile.h"
 #include "paged_cache/block_manager.h"
+#include "paged_cache/page_file_store.h"
 #include "scheduler/executor.h"
+#include "scheduler/scheduler.h"
 
 namespace quire {
 
@@ -66,6 +68,19 @@ class ModelRuntime {
 
   virtual BlockManager& block_manager() = 0;
   virtual Executor& executor() = 0;
+
+  // All below: engine thread, between steps (Engine::PostAdminCall).
+  // From now on the main pool has num_blocks usable blocks, the others what the model's ratio gives
+  // them. ERRORS: kInvalidArgument (less than what is admitted or pinned needs, more than
+  // max_num_blocks), kResourceExhausted (more than the memory budget has room for).
+  virtual absl::Status SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) = 0;
+  // Writes the prefix cache to files in a directory, which is made if need be; reads one, as far as
+  // there are blank pages. Takes as long as the disk does.
+  // ERRORS: as PageFileStore::Open, naming the directory.
+  virtual absl::StatusOr<CacheTransfer> SaveCache(const std::string& directory) = 0;
+  virtual absl::StatusOr<CacheTransfer> LoadCache(const std::string& directory) = 0;
+  // The file tier; null if there is none.
+  virtual const PageFileStore* cache_files() const = 0;
 };
 
 }  // namespace quire

@@ -43,7 +43,7 @@ void BlockManager::CountPins() {
 absl::StatusOr<PinInfo> BlockManager::Pin(RootId root, std::span<const TokenId> tokens,
                                           int64_t ttl_ms, const PageNeed& least) {
   std::vector<PrefixHash> chain;
-  ExtendChain(tokens, layout_.block_size, chain);
+  ExtendChain(root, tokens, chain);
   PrefixHit hit = Match(root, tokens, chain, chain.size(), {});
   if (hit.num_tokens == 0) {
     return Error(absl::StatusCode::kNotFound,

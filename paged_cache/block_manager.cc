@@ -15,6 +15,7 @@ BlockManager::BlockManager(const CacheLayout& layout, std::span<PagePool> pools,
       has_state_(
           std::any_of(layout.groups.begin(), layout.groups.end(),
                       [](const GroupLayout& g) { return g.group.kind == CacheKind::kState; })),
+      hasher_(options.hash_algorithm, options.hash_seed, /*cache_salt=*/{}),
       index_(layout, pools, host_pools, options.hash_bits, ops_),
       pinned_pages_(pools.size()),
       fresh_(pools.size()),
@@ -30,8 +31,21 @@ BlockManager::BlockManager(const CacheLayout& layout, std::span<PagePool> pools,
   }
 }
 
-RootId BlockManager::InternRoot(std::string_view key, bool keep) {
-  return index_.InternRoot(key, keep);
+RootId BlockManager::InternRoot(std::string_view key, bool keep, std::string_view cache_salt) {
+  return index_.InternRoot(key, keep, cache_salt);
+}
+
+PrefixHasher BlockManager::HasherOf(RootId root) const {
+  const std::string_view salt = index_.cache_salt(root);
+  if (options_.hash_algorithm == PrefixHashAlgorithm::kXxh3 || salt.empty()) return hasher_;
+  return PrefixHasher(options_.hash_algorithm, options_.hash_seed, salt);
+}
+
+void BlockManager::ExtendChain(RootId root, std::span<const TokenId> tokens,
+                               std::vector<PrefixHash>& chain) const {
+  const size_t known = chain.size() * static_cast<size_t>(layout_.block_size);
+  if (known + static_cast<size_t>(layout_.block_size) > tokens.size()) return;
+  HasherOf(root).Extend(tokens, layout_.block_size, chain);
 }
 
 SequenceTables BlockManager::NewTables(RootId root, const SequenceSpec& spec) {
@@ -187,7 +201,7 @@ void BlockManager::Keep(const SequenceTables& t, size_t group, int32_t block, Pa
 
 void BlockManager::Announce(SequenceTables& t, std::span<const TokenId> tokens,
                             int32_t num_computed, std::vector<PrefixHash>& chain) {
-  ExtendChain(tokens.first(static_cast<size_t>(num_computed)), layout_.block_size, chain);
+  ExtendChain(t.root, tokens.first(static_cast<size_t>(num_computed)), chain);
   t.first_announced = t.num_sealed;
   while ((t.num_sealed + 1) * layout_.block_size <= num_computed) {
     SealNext(t, tokens, num_computed, chain[static_cast<size_t>(t.num_sealed)], /*pending=*/true);
@@ -232,14 +246,15 @@ void BlockManager::Commit(SequenceTables& t, std::span<const TokenId> tokens, in
   CHECK(num_computed >= 0 && static_cast<size_t>(num_computed) <= tokens.size(),
         "num_computed={} of {} tokens", num_computed, tokens.size());
   CHECK(index_.num_pending() == 0, "Commit before Publish");
-  ExtendChain(tokens.first(static_cast<size_t>(num_computed)), layout_.block_size, chain);
+  ExtendChain(t.root, tokens.first(static_cast<size_t>(num_computed)), chain);
   MergeAnnounced(t);
   while ((t.num_sealed + 1) * layout_.block_size <= num_computed) {
     const auto i = static_cast<size_t>(t.num_sealed);
     const auto size = static_cast<size_t>(layout_.block_size);
-    DCHECK(
-        chain[i] == HashPage(i == 0 ? PrefixHash{} : chain[i - 1], tokens.subspan(i * size, size)),
-        "chain entry {} is of other tokens", i);
+    DCHECK(!index_.is_named(t.root) ||
+               chain[i] == HasherOf(t.root).Next(i == 0 ? nullptr : &chain[i - 1],
+                                                 tokens.subspan(i * size, size)),
+           "chain entry {} is of other tokens", i);
     SealNext(t, tokens, num_computed, chain[i], /*pending=*/false);
   }
   t.first_announced = t.num_sealed;

@@ -8,7 +8,8 @@
 // writes), Publish, Commit. A page is findable once it is written, or, announced, by readers that
 // are computed behind its writer in the very same step: each layer writes all keys and values of a
 // step before it reads any. So a prefix is computed once however many ask for it at a time. (A
-// recurrent state has no such order; its layouts share from the next step on.)
+// recurrent state has no such order: its layouts share from the next step on, and a hit tells that
+// it pays to wait.)
 //
 // Writing into pages that others know (contract C3): a page with refs > 1 is replaced by a private
 // copy at the first write of each owner but the last; a sealed page with refs == 1 (left after
@@ -28,6 +29,7 @@
 #include "absl/container/inlined_vector.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "paged_cache/cache_files.h"
 #include "paged_cache/cache_layout.h"
 #include "paged_cache/page_copy.h"
 #include "paged_cache/page_pool.h"
@@ -63,6 +65,9 @@ struct SequenceTables {
 struct PrefixHit {
   int32_t num_tokens = 0;  // equal in all groups; a multiple of the block size
   SequenceTables tables;   // holds references to the hit pages already
+  // What the hit would be after the step that is being planned. More than num_tokens only with
+  // recurrent states, which cannot be shared while they are computed: worth waiting for.
+  int32_t num_tokens_next_step = 0;
 };
 
 // A sequence's pages that no prefix keeps, in the host tier. Move-only; the destructor frees.
@@ -94,6 +99,9 @@ struct BlockManagerOptions {
   int32_t hash_bits = 128;
   // Least share of a block that a partial hit must save to be worth its copy; above 1 = never.
   double partial_hit_share = 0.5;
+  // Of prefix chains; see PrefixHasher.
+  PrefixHashAlgorithm hash_algorithm = PrefixHashAlgorithm::kXxh3;
+  std::string hash_seed;
   // Most of each pool that pins may hold.
   double max_pinned_share = 0.5;
 };
@@ -111,9 +119,12 @@ struct CacheStats {
   int64_t dedupe_hits = 0;      // completed pages replaced by an equal one
   int64_t collisions = 0;       // pages that stay private
   // Host tier, in pages.
-  int64_t saved = 0;      // evicted from the pool and kept there, or swapped out
-  int64_t loaded = 0;     // found there, or swapped in
-  int64_t swap_outs = 0;  // sequences
+  int64_t saved = 0;           // evicted from the pool and kept there, or swapped out
+  int64_t loaded = 0;          // found there, or swapped in
+  int64_t file_loaded = 0;     // pages found in files
+  int64_t file_saved = 0;      // pages that the host tier gave up and files took
+  int64_t file_not_saved = 0;  // and did not take
+  int64_t swap_outs = 0;       // sequences
   int64_t swap_ins = 0;
 };
 
@@ -136,6 +147,9 @@ struct BlockInfo {
   int64_t last_access_ms = 0;
 };
 
+class PageFileStore;
+class PageStorage;
+
 class BlockManager {
  public:
   // pools[i] serves layout.pools[i]; host_pools[i] has slots for pages of pools[i] (empty: nothing
@@ -154,7 +168,23 @@ class BlockManager {
   // admission; an id kept for longer stays safe to use, but may share with nobody. keep = false (a
   // root of one request that bypasses the cache): its pages become blank at their last release; the
   // request's own branches share them while they live.
-  RootId InternRoot(std::string_view key, bool keep = true);
+  // cache_salt: what of the key is part of sha256_cbor's bytes.
+  RootId InternRoot(std::string_view key, bool keep = true, std::string_view cache_salt = {});
+  // Appends the hashes of all full blocks of a sequence of this root that `chain` does not have
+  // yet.
+  void ExtendChain(RootId root, std::span<const TokenId> tokens,
+                   std::vector<PrefixHash>& chain) const;
+
+  // What the host tier gives up goes to files, and prefixes that memory does not have are looked
+  // for there. REQUIRES: nothing has been interned yet; both outlive the manager; storage has the
+  // bytes of all pools.
+  void AttachFiles(PageFileStore& files, const PageStorage& storage);
+  PageFileStore* files() const { return files_; }
+  // Keeps what is in the pools and the host tier in `files`; the other way round, as far as there
+  // are blank pages. Between steps; due page operations are run first. They take their time: the
+  // memory is copied once.
+  CacheTransfer Save(PageFileStore& files, PageStorage& storage);
+  CacheTransfer Load(PageFileStore& files, PageStorage& storage);
 
   SequenceTables NewTables(RootId root, const SequenceSpec& spec = {});
 
@@ -181,9 +211,15 @@ class BlockManager {
   void Announce(SequenceTables& t, std::span<const TokenId> tokens, int32_t num_computed,
                 std::vector<PrefixHash>& chain);
   // After the step, before any Commit: what was announced is written.
-  void Publish() { index_.Publish(); }
+  void Publish() {
+    index_.Publish();
+    fills_.clear();
+  }
   // Instead: the step failed. What was announced is forgotten; all its readers must be destroyed.
-  void Abandon() { index_.Abandon(); }
+  void Abandon() {
+    index_.Abandon();
+    fills_.clear();
+  }
 
   // After the step: seals blocks that became full (replacing their pages by equal sealed ones if
   // there are some) and gives back pages before every group's FirstKeptPage. chain: hashes of the
@@ -213,6 +249,8 @@ class BlockManager {
 
   // Page operations that are due before the next step writes anything. Grow takes them along.
   std::vector<PageCopy> TakeOps() { return std::exchange(ops_, {}); }
+  // What kFill operations bring; kept until the step has ended.
+  std::span<const std::vector<std::byte>> fills() const { return fills_; }
 
   // row: layout max pages entries; what the group does not keep is kNullPage.
   void FillReadRow(const SequenceTables& t, int32_t group, std::span<PageId> row) const;
@@ -265,7 +303,11 @@ class BlockManager {
   // seal no more of them. Pins of what is forgotten end.
   void Flush(std::string_view key_prefix = {});
 
-  const CacheStats& stats() const { return stats_; }
+  CacheStats stats() const {
+    CacheStats stats = stats_;
+    stats.saved += index_.num_demoted();
+    return stats;
+  }
   size_t num_roots() const { return index_.num_roots(); }
   size_t num_prefix_nodes() const { return index_.num_nodes(); }
 
@@ -287,6 +329,11 @@ class BlockManager {
                   size_t most_blocks, const SequenceSpec& spec);
   int32_t LongestServable(bool with_host);
   bool Adopt(SequenceTables& t, int32_t num_blocks);
+  void LoadFromFiles(std::span<const TokenId> tokens, std::span<const PrefixHash> chain,
+                     size_t most_blocks);
+  void SaveToFiles(NodeId node, size_t group, PageId slot);
+  PrefixHash NextHash(NodeId parent, std::span<const TokenId> tokens) const;
+  PrefixHasher HasherOf(RootId root) const;
   void SealNext(SequenceTables& t, std::span<const TokenId> tokens, int32_t num_computed,
                 const PrefixHash& hash, bool pending);
   void MergeAnnounced(SequenceTables& t);
@@ -303,6 +350,10 @@ class BlockManager {
   const BlockManagerOptions options_;
   const bool has_state_;
   std::vector<PageCopy> ops_;
+  std::vector<std::vector<std::byte>> fills_;
+  PageFileStore* files_ = nullptr;
+  const PageStorage* storage_ = nullptr;
+  PrefixHasher hasher_;  // without a salt
   PrefixIndex index_;
   CacheStats stats_;
   int64_t now_ms_ = 0;

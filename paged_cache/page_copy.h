@@ -11,6 +11,7 @@ enum class PageOp : uint8_t {
   kCopy,  // page src -> page dst
   kSave,  // page src -> host slot dst
   kLoad,  // host slot src -> page dst
+  kFill,  // BlockManager::fills()[src] -> page dst
 };
 
 // Run in their order: the books were kept in that order, so a source may be the target of an

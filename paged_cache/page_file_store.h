@@ -49,6 +49,8 @@ struct PageFileStoreOptions {
   // Wait for the medium at each write. Without it a power cut may cost entries, but never serves a
   // wrong one.
   bool sync_writes = false;
+  // Called by the writer before each file. For tests that need it to stand still.
+  std::function<void()> before_write;
 };
 
 struct PageFileStats {
@@ -112,9 +114,9 @@ class PageFileStore {
   struct Item {
     Sha256Digest parent;
     int32_t depth = 0;
-    uint64_t tick = 0;        // of its last use; no two items have the same
-    uint64_t file_bytes = 0;  // 0: no file
-    uint64_t file_groups = 0;
+    uint64_t tick = 0;                         // of its last use; no two items have the same
+    uint64_t file_bytes = 0;                   // 0: no file
+    uint64_t file_groups = 0;                  // 0: nothing of use in it
     uint64_t file_id = 0;                      // another one after each write
     uint64_t write_id = 0;                     // of the newest Put
     std::shared_ptr<const PageEntry> pending;  // not written yet; the writer reads it unlocked

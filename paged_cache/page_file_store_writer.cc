@@ -63,8 +63,10 @@ void PageFileStore::DropFault(const Sha256Digest& key, uint64_t file_id, PageFau
   // Evicted or written anew meanwhile: not the file that was found bad.
   if (it == index_.end() || it->second.file_id != file_id) return;
   CountFault(fault);
-  // With a newer entry on its way, the writer replaces the file.
-  if (it->second.pending != nullptr) return;
+  if (it->second.pending != nullptr) {  // the writer will replace the file
+    it->second.file_groups = 0;
+    return;
+  }
   DropFile(key);
   Erase(key);
 }
@@ -123,6 +125,7 @@ void PageFileStore::Write(const Job& job) {
       return;
     }
   }
+  if (options_.before_write) options_.before_write();
   FinishWrite(job, *entry, directory_.Write(*entry, options_.layout, options_.sync_writes));
 }
 

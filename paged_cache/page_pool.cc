@@ -1,6 +1,7 @@
 #include "paged_cache/page_pool.h"
 
 #include <bit>
+#include <numeric>
 #include <utility>
 
 #include "paged_cache/page_table.h"
@@ -10,6 +11,9 @@ namespace {
 
 // Enough for the tables of all running sequences; beyond it a row's memory is given back.
 constexpr size_t kMaxSpareRows = 4096;
+
+// Entries of pages that are likely taken next are fetched so many takes before.
+constexpr size_t kAhead = 4;
 
 int TimeBucket(uint32_t ms) {
   return std::min(static_cast<int>(std::bit_width(ms)), kNumTimeBuckets - 1);
@@ -22,24 +26,19 @@ PagePool::PagePool(int32_t num_usable_pages, int32_t page_size, PagePoolOptions 
   CHECK(num_usable_pages >= 1 && num_usable_pages < INT32_MAX && page_size >= 1,
         "num_usable_pages={} page_size={}", num_usable_pages, page_size);
   pages_.resize(static_cast<size_t>(num_usable_pages) + 1);
-  for (PageId page = 1; page <= num_usable_pages; ++page) {
-    if (options_.take_from_top) {
-      PushFront(blank_, page);
-    } else {
-      PushBack(blank_, page);
-    }
-  }
-  num_blank_ = num_usable_pages;
+  blank_.resize(static_cast<size_t>(num_usable_pages));
+  std::iota(blank_.begin(), blank_.end(), PageId{1});
+  if (!options_.take_from_top) std::reverse(blank_.begin(), blank_.end());
 }
 
 bool PagePool::Take(std::span<PageId> out) {
   if (std::ssize(out) > num_available()) return false;
   for (PageId& page : out) {
     // A drop may turn orphans blank as well; they are used before anything else is evicted.
-    if (num_blank_ == 0) Drop(Victim(), DropReason::kEvicted);
-    page = blank_.head;
-    Unlink(blank_, page);
-    --num_blank_;
+    if (blank_.empty()) Drop(Victim(), DropReason::kEvicted);
+    page = blank_.back();
+    blank_.pop_back();
+    if (blank_.size() >= kAhead) __builtin_prefetch(&at(blank_[blank_.size() - kAhead]));
     Page& p = at(page);
     p.refs = 1;
     p.taken_ms = p.last_access_ms = static_cast<uint32_t>(now_ms_);
@@ -117,6 +116,7 @@ void PagePool::FlushCached() {
 void PagePool::Keep(PageId page, const Retention& wanted) {
   Page& p = at(page);
   CHECK(p.sealed, "page {} has no content to keep", page);
+  if (wanted == Retention{}) return;  // no wish
   const bool is_default = !p.expires && p.eviction_class == kDefaultRetentionPriority;
   const Retention r = is_default ? wanted : Stronger(retention(page), wanted);
   if (p.expires) ForgetExpiry(page);
@@ -172,6 +172,7 @@ void PagePool::Resize(int32_t num_usable, std::vector<PageId>& retired) {
   // More: first those that were about to go, then those that went, then new ones.
   const int32_t spared = std::clamp(change, 0, num_to_retire_);
   num_to_retire_ -= spared;
+  std::vector<PageId> more;
   for (change -= spared; change > 0; --change) {
     PageId page = retired_.head;
     if (page >= 0) {
@@ -182,24 +183,16 @@ void PagePool::Resize(int32_t num_usable, std::vector<PageId>& retired) {
       page = static_cast<PageId>(pages_.size());
       pages_.emplace_back();
     }
-    PushBack(blank_, page);
-    ++num_blank_;
+    more.push_back(page);
   }
+  blank_.insert(blank_.begin(), more.rbegin(), more.rend());  // taken last
+  blank_.reserve(pages_.size());
   // Fewer: blank ones, then cached ones; the rest when they come back.
   num_to_retire_ += std::max(0, -change);
-  while (num_to_retire_ > 0 && num_blank_ + num_cached_ > 0) {
-    if (num_blank_ == 0) {
-      Drop(Victim(), DropReason::kShrunk);  // BecomeBlank retires it
-      continue;
-    }
-    const PageId page = blank_.tail;
-    Unlink(blank_, page);
-    --num_blank_;
-    --num_to_retire_;
-    at(page).retired = true;
-    PushBack(retired_, page);
-    ++num_retired_;
-  }
+  const int32_t unused = std::min(num_to_retire_, num_blank());
+  for (int32_t i = 0; i < unused; ++i) Retire(blank_[static_cast<size_t>(i)]);
+  blank_.erase(blank_.begin(), blank_.begin() + unused);
+  while (num_to_retire_ > 0 && num_cached_ > 0) Drop(Victim(), DropReason::kShrunk);
   for (PageId page = retired_.head; page >= 0; page = at(page).next) retired.push_back(page);
 }
 
@@ -242,14 +235,17 @@ std::vector<PageId> PagePool::DrainFreed() { return std::exchange(freed_, {}); }
 void PagePool::BecomeBlank(PageId page) {
   if (options_.record_freed) freed_.push_back(page);
   if (num_to_retire_ > 0) {
-    --num_to_retire_;
-    at(page).retired = true;
-    PushBack(retired_, page);
-    ++num_retired_;
-    return;
+    Retire(page);
+  } else {
+    blank_.push_back(page);
   }
-  PushFront(blank_, page);
-  ++num_blank_;
+}
+
+void PagePool::Retire(PageId page) {
+  --num_to_retire_;
+  at(page).retired = true;
+  PushBack(retired_, page);
+  ++num_retired_;
 }
 
 std::vector<PageId> PagePool::TakeRow() {
@@ -302,7 +298,16 @@ absl::Status PagePool::AuditList(const List& list, int32_t count, bool sealed, b
 }
 
 absl::Status PagePool::Audit(std::span<const PageTable* const> tables) const {
-  RETURN_IF_ERROR(AuditList(blank_, num_blank_, /*sealed=*/false, /*retired=*/false));
+  std::vector<bool> is_blank(pages_.size());
+  for (const PageId page : blank_) {
+    const Page& p = at(page);
+    if (p.refs != 0 || p.sealed || p.retired || is_blank[static_cast<size_t>(page)]) {
+      return Error(absl::StatusCode::kInternal,
+                   "I1: page {} refs={} sealed={} retired={} among the blank ones, or twice", page,
+                   p.refs, p.sealed, p.retired);
+    }
+    is_blank[static_cast<size_t>(page)] = true;
+  }
   RETURN_IF_ERROR(AuditList(retired_, num_retired_, /*sealed=*/false, /*retired=*/true));
   int32_t cached = 0;
   for (size_t c = 0; c < cached_.size(); ++c) {
@@ -347,11 +352,11 @@ absl::Status PagePool::Audit(std::span<const PageTable* const> tables) const {
                  "I2: {} references counted, tables hold {}; {} shared pages counted, {} are",
                  num_refs_, held, num_shared_, shared);
   }
-  if (cached != num_cached_ || num_blank_ + num_cached_ + active != num_usable_ + num_to_retire_ ||
-      num_blank_ + num_cached_ + active + num_retired_ != num_ids() - 1 ||
-      (num_to_retire_ > 0 && num_blank_ + num_cached_ > 0)) {
+  if (cached != num_cached_ || num_blank() + num_cached_ + active != num_usable_ + num_to_retire_ ||
+      num_blank() + num_cached_ + active + num_retired_ != num_ids() - 1 ||
+      (num_to_retire_ > 0 && num_blank() + num_cached_ > 0)) {
     return Error(absl::StatusCode::kInternal,
-                 "I1: blank={} cached={} active={} retired={} to_retire={} usable={}", num_blank_,
+                 "I1: blank={} cached={} active={} retired={} to_retire={} usable={}", num_blank(),
                  num_cached_, active, num_retired_, num_to_retire_, num_usable_);
   }
   if (static_cast<size_t>(expiring) != expiries_.size() || expiries_.size() != expiry_of_.size()) {

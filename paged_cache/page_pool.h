@@ -41,6 +41,7 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "base/huge_pages.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "paged_cache/retention.h"
@@ -105,11 +106,11 @@ class PagePool {
   int32_t page_size() const { return page_size_; }
   // The null page and pages beyond the pool's size are not counted.
   int32_t num_usable() const { return num_usable_; }
-  int32_t num_blank() const { return num_blank_; }
+  int32_t num_blank() const { return static_cast<int32_t>(blank_.size()); }
   int32_t num_cached() const { return num_cached_; }
-  int32_t num_active() const { return num_usable_ + num_to_retire_ - num_blank_ - num_cached_; }
+  int32_t num_active() const { return num_usable_ + num_to_retire_ - num_blank() - num_cached_; }
   // Pages that Take() can hand out now: blank ones plus evictable cached ones.
-  int32_t num_available() const { return std::max(0, num_blank_ + num_cached_ - num_to_retire_); }
+  int32_t num_available() const { return std::max(0, num_blank() + num_cached_ - num_to_retire_); }
   // In use beyond the pool's new size; they are retired when they come back.
   int32_t num_to_retire() const { return num_to_retire_; }
   // Page ids are below it; it only grows.
@@ -172,7 +173,7 @@ class PagePool {
   struct Page {
     int64_t tag = 0;
     int32_t refs = 0;
-    int32_t prev = -1;  // neighbours in the blank, the retired or a class's cached list
+    int32_t prev = -1;  // neighbours in the retired or a class's cached list
     int32_t next = -1;
     uint32_t generation = 0;
     uint32_t taken_ms = 0;  // wraps after 49 days of uptime: statistics only
@@ -200,6 +201,7 @@ class PagePool {
   void BecomeCached(PageId page);
   void LeaveCached(PageId page);
   void BecomeBlank(PageId page);
+  void Retire(PageId page);
   PageId Victim() const;
   void Drop(PageId page, DropReason reason);
   void SetClass(PageId page, int32_t eviction_class, bool first_to_go);
@@ -217,13 +219,12 @@ class PagePool {
 
   int32_t page_size_;
   PagePoolOptions options_;
-  std::vector<Page> pages_;  // entry 0 is unused
-  List blank_;    // front = taken first: the most recently freed, likely still in a cache
-  List retired_;  // beyond the pool's size
+  std::vector<Page, HugePageAllocator<Page>> pages_;  // entry 0 is unused
+  std::vector<PageId> blank_;  // back = taken first: freed last, likely still in a cache
+  List retired_;               // beyond the pool's size
   std::array<List, kNumEvictionClasses> cached_;                            // front = evicted first
   std::array<uint64_t, (kNumEvictionClasses + 63) / 64> cached_classes_{};  // bit: list not empty
   int32_t num_usable_ = 0;
-  int32_t num_blank_ = 0;
   int32_t num_cached_ = 0;
   int32_t num_retired_ = 0;
   int32_t num_to_retire_ = 0;

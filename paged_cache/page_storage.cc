@@ -67,8 +67,16 @@ PageStorage::~PageStorage() {
   for (const Pool& pool : host_) munmap(pool.mapping, pool.mapping_bytes);
 }
 
-void PageStorage::Copy(std::span<const PageCopy> copies) {
+void PageStorage::Copy(std::span<const PageCopy> copies,
+                       std::span<const std::vector<std::byte>> fills) {
   for (const PageCopy& copy : copies) {
+    if (copy.op == PageOp::kFill) {
+      const auto i = static_cast<size_t>(copy.src);
+      CHECK(i < fills.size() && fills[i].size() == page_bytes(copy.pool),
+            "fill {} of {} for a page of {} bytes", i, fills.size(), page_bytes(copy.pool));
+      std::memcpy(page(copy.pool, copy.dst), fills[i].data(), fills[i].size());
+      continue;
+    }
     CHECK(copy.src > kNullPage && copy.dst > kNullPage &&
               (copy.op != PageOp::kCopy || copy.src != copy.dst),
           "copy of page {} to {}", copy.src, copy.dst);

@@ -73,7 +73,8 @@ class PageStorage {
   void Discard(int32_t pool, std::span<const PageId> pages);
 
   // Runs the operations in their order. REQUIRES: before anything else of the step is written.
-  void Copy(std::span<const PageCopy> copies);
+  // fills: contents of kFill, BlockManager::fills().
+  void Copy(std::span<const PageCopy> copies, std::span<const std::vector<std::byte>> fills = {});
 
   // Debugging: fills a page with 0xFF bytes, which are NaN in every float type in use.
   void Poison(int32_t pool, PageId id);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/status.h"
+#include "paged_cache/sha256_cbor.h"
 
 namespace quire {
 
@@ -24,14 +25,55 @@ PrefixHash HashPage(const PrefixHash& parent, std::span<const TokenId> tokens) {
   return {h.low64, h.high64};
 }
 
-void ExtendChain(std::span<const TokenId> tokens, int32_t block_size,
-                 std::vector<PrefixHash>& chain) {
+namespace {
+
+PrefixHash FromDigest(const Sha256Digest& digest) {
+  PrefixHash h;
+  static_assert(sizeof(h) == sizeof(digest.bytes));
+  std::memcpy(&h, digest.bytes.data(), sizeof(h));
+  return h;
+}
+
+Sha256Digest ToDigest(const PrefixHash& hash) {
+  Sha256Digest digest;
+  std::memcpy(digest.bytes.data(), &hash, sizeof(hash));
+  return digest;
+}
+
+}  // namespace
+
+PrefixHasher::PrefixHasher(PrefixHashAlgorithm algorithm, std::string_view seed,
+                           std::string_view cache_salt)
+    : algorithm_(algorithm) {
+  if (algorithm == PrefixHashAlgorithm::kSha256Cbor) {
+    start_ = FromDigest(seed.empty() ? NoneHash() : NoneHash(seed));
+    cache_salt_ = cache_salt;
+  } else if (!seed.empty()) {
+    const XXH128_hash_t h = XXH3_128bits(seed.data(), seed.size());
+    start_ = {h.low64, h.high64};
+  }
+}
+
+PrefixHash PrefixHasher::Next(const PrefixHash* parent, std::span<const TokenId> tokens) const {
+  const PrefixHash& before = parent == nullptr ? start_ : *parent;
+  if (algorithm_ == PrefixHashAlgorithm::kXxh3) return HashPage(before, tokens);
+  ExtraKeys extra;
+  if (parent == nullptr) extra.cache_salt = cache_salt_;
+  return FromDigest(HashBlockSha256Cbor(ToDigest(before), tokens, extra));
+}
+
+void PrefixHasher::Extend(std::span<const TokenId> tokens, int32_t block_size,
+                          std::vector<PrefixHash>& chain) const {
   CHECK(block_size > 0, "block_size={}", block_size);
   const size_t size = static_cast<size_t>(block_size);
   for (size_t at = chain.size() * size; at + size <= tokens.size(); at += size) {
-    chain.push_back(
-        HashPage(chain.empty() ? PrefixHash{} : chain.back(), tokens.subspan(at, size)));
+    chain.push_back(Next(chain.empty() ? nullptr : &chain.back(), tokens.subspan(at, size)));
   }
+}
+
+void ExtendChain(std::span<const TokenId> tokens, int32_t block_size,
+                 std::vector<PrefixHash>& chain) {
+  PrefixHasher().Extend(tokens, block_size, chain);
 }
 
 }  // namespace quire

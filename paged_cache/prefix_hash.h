@@ -4,6 +4,8 @@
 #include <compare>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,31 @@ struct PrefixHash {
 };
 
 PrefixHash HashPage(const PrefixHash& parent, std::span<const TokenId> tokens);
+
+enum class PrefixHashAlgorithm : uint8_t {
+  kXxh3,        // fast; equal on all replicas
+  kSha256Cbor,  // the bytes that other engines and their routers hash, see sha256_cbor.h
+};
+
+// How a sequence's chain begins and goes on. All sequences of one root have the same.
+class PrefixHasher {
+ public:
+  // XXH3 from no parent: the default of everything.
+  PrefixHasher() = default;
+  // `seed`: empty = the algorithm's own; else chains of other seeds never meet ours. `cache_salt`
+  // is part of the bytes of sha256_cbor only: XXH3 chains are told apart by their roots.
+  PrefixHasher(PrefixHashAlgorithm algorithm, std::string_view seed, std::string_view cache_salt);
+
+  PrefixHash Next(const PrefixHash* parent, std::span<const TokenId> tokens) const;
+  // Appends the hashes of all full blocks of `tokens` that `chain` does not have yet.
+  void Extend(std::span<const TokenId> tokens, int32_t block_size,
+              std::vector<PrefixHash>& chain) const;
+
+ private:
+  PrefixHashAlgorithm algorithm_ = PrefixHashAlgorithm::kXxh3;
+  PrefixHash start_;  // the parent of a first block
+  std::string cache_salt_;
+};
 
 // Appends the hashes of all full pages of `tokens` that `chain` does not have yet.
 void ExtendChain(std::span<const TokenId> tokens, int32_t block_size,

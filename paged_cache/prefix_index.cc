@@ -4,6 +4,9 @@
 #include <array>
 #include <cstdlib>
 
+#include "absl/strings/string_view.h"
+#include "paged_cache/cache_files.h"
+
 namespace quire {
 namespace {
 
@@ -21,6 +24,9 @@ PrefixHash MaskOf(int32_t bits) {
 
 // Children looked at for a partial hit: the ones added last, which are likely still of use.
 constexpr int kMaxPartialChildren = 64;
+
+// What lists of a step's nodes have room for from the start.
+constexpr size_t kScratch = 1024;
 
 }  // namespace
 
@@ -52,6 +58,8 @@ PrefixIndex::PrefixIndex(const CacheLayout& layout, std::span<PagePool> pools,
   tokens_.reserve(most * block_size_);
   contents_.reserve(most * num_groups_);
   index_.reserve(most);
+  pending_.reserve(kScratch);
+  subtree_.reserve(kScratch);
 }
 
 PrefixIndex::~PrefixIndex() {
@@ -60,23 +68,27 @@ PrefixIndex::~PrefixIndex() {
 }
 
 // Of all that decides where a prefix is looked for. The tree decides what is found.
-uint64_t PrefixIndex::KeyOf(RootId root, const PrefixHash& hash) const {
+uint64_t PrefixIndex::KeyOf(RootId root, uint64_t hash_lo, uint64_t hash_hi) const {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  return (hash.lo & hash_mask_.lo) ^ ((hash.hi & hash_mask_.hi) * kOdd) ^
+  return (hash_lo & hash_mask_.lo) ^ ((hash_hi & hash_mask_.hi) * kOdd) ^
          (static_cast<uint64_t>(root) * 0xd1b54a32d192ed03);
 }
 
 // ---- roots ----
 
-RootId PrefixIndex::InternRoot(std::string_view key, bool keep) {
-  const auto it = root_of_key_.find(std::string(key));
+RootId PrefixIndex::InternRoot(std::string_view key, bool keep, std::string_view cache_salt) {
+  const auto it = root_of_key_.find(absl::string_view(key.data(), key.size()));
   if (it != root_of_key_.end()) return it->second;
-  return AddRoot(next_root_++, key, keep, /*named=*/true);
+  return AddRoot(next_root_++, key, keep, /*named=*/true, cache_salt);
 }
 
-RootId PrefixIndex::AddRoot(RootId id, std::string_view key, bool keep, bool named) {
+RootId PrefixIndex::AddRoot(RootId id, std::string_view key, bool keep, bool named,
+                            std::string_view cache_salt) {
   const NodeId node = NewNode(kNoNode, id);
-  roots_.emplace(id, Root{std::string(key), node, keep, named});
+  roots_.emplace(id, Root{std::string(key), std::string(cache_salt), node, keep, named});
+  if (keeps_file_keys_) {
+    file_keys_[static_cast<size_t>(node)] = RootPageKey(FileRootBytes(key, cache_salt));
+  }
   if (named) root_of_key_.emplace(key, id);
   UpdateIdle(node);
   return id;
@@ -86,7 +98,7 @@ NodeId PrefixIndex::RootNode(RootId root) {
   CHECK(root > 0 && root < next_root_, "root={} was never interned", root);
   auto it = roots_.find(root);
   if (it == roots_.end()) {
-    AddRoot(root, {}, /*keep=*/false, /*named=*/false);
+    AddRoot(root, {}, /*keep=*/false, /*named=*/false, {});
     it = roots_.find(root);
   }
   return it->second.node;
@@ -108,8 +120,7 @@ void PrefixIndex::UpdateIdle(NodeId root_node) {
   const auto gone = roots_.find(idle_.begin()->second);
   idle_.erase(idle_.begin());
   if (gone->second.named) root_of_key_.erase(gone->second.key);
-  at(gone->second.node) = Node{};
-  free_nodes_.push_back(gone->second.node);
+  Free(gone->second.node);
   roots_.erase(gone);
 }
 
@@ -117,14 +128,16 @@ void PrefixIndex::UpdateIdle(NodeId root_node) {
 
 NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
   NodeId id;
-  if (free_nodes_.empty()) {
+  if (first_free_ == kNoNode) {
     id = static_cast<NodeId>(nodes_.size());
     nodes_.emplace_back();
     tokens_.resize(tokens_.size() + block_size_);
     contents_.resize(contents_.size() + num_groups_, 0);
+    if (keeps_file_keys_) file_keys_.emplace_back();
   } else {
-    id = free_nodes_.back();
-    free_nodes_.pop_back();
+    id = first_free_;
+    first_free_ = at(id).next_sibling;
+    --num_free_;
   }
   Node& n = at(id);
   n = Node{.parent = parent, .root = root, .in_use = true};
@@ -140,10 +153,21 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
 
 NodeId PrefixIndex::Find(NodeId parent, const PrefixHash& hash,
                          std::span<const TokenId> tokens) const {
-  const auto it = index_.find(KeyOf(at(parent).root, hash));
-  if (it == index_.end() || at(it->second).parent != parent) return kNoNode;
+  const uint64_t key = KeyOf(at(parent).root, hash);
+  index_.prefetch(key);  // both lines that the search reads, at once
+  const auto it = index_.find(key);
+  if (it == index_.end()) return kNoNode;
+  Prefetch(it->second);
+  if (at(it->second).parent != parent) return kNoNode;
   const std::span<const TokenId> own = tokens_of(it->second);
   return std::equal(own.begin(), own.end(), tokens.begin(), tokens.end()) ? it->second : kNoNode;
+}
+
+PrefixHash PrefixIndex::hash(NodeId node) const {
+  const Node& n = at(node);
+  const auto i = static_cast<size_t>(node);
+  if (i >= more_hash_.size()) return {n.hash_lo, n.hash_hi};
+  return {n.hash_lo, n.hash_hi, more_hash_[i].first, more_hash_[i].second};
 }
 
 void PrefixIndex::Prefetch(NodeId node) const {
@@ -210,10 +234,14 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   const uint64_t key = KeyOf(root, hash);
   if (index_.contains(key)) return kNoNode;  // another prefix: the newcomer stays private
   const NodeId node = NewNode(parent, root);
-  at(node).hash = hash;
+  at(node).hash_lo = hash.lo;
+  at(node).hash_hi = hash.hi;
+  if ((hash.more_lo | hash.more_hi) != 0) more_hash_.resize(nodes_.capacity());
+  if (!more_hash_.empty()) more_hash_[static_cast<size_t>(node)] = {hash.more_lo, hash.more_hi};
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);
+  if (keeps_file_keys_) file_keys_[static_cast<size_t>(node)] = PageKey(file_key(parent), tokens);
   return node;
 }
 
@@ -249,6 +277,7 @@ void PrefixIndex::Publish() {
     Release(node);
   }
   pending_.clear();
+  unsaved_.clear();
 }
 
 void PrefixIndex::Abandon() {
@@ -258,11 +287,24 @@ void PrefixIndex::Abandon() {
   }
   for (const NodeId node : pending_) Release(node);
   pending_.clear();
+  unsaved_.clear();
 }
 
 std::string_view PrefixIndex::root_key(RootId root) const {
   const auto it = roots_.find(root);
   return it == roots_.end() ? std::string_view() : std::string_view(it->second.key);
+}
+std::string_view PrefixIndex::cache_salt(RootId root) const {
+  const auto it = roots_.find(root);
+  return it == roots_.end() ? std::string_view() : std::string_view(it->second.cache_salt);
+}
+bool PrefixIndex::root_keeps(RootId root) const {
+  const auto it = roots_.find(root);
+  return it != roots_.end() && it->second.keep;
+}
+bool PrefixIndex::is_named(RootId root) const {
+  const auto it = roots_.find(root);
+  return it != roots_.end() && it->second.named;
 }
 
 void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit, size_t most) const {
@@ -316,6 +358,9 @@ void PrefixIndex::OnDrop(PagePool& pool, PageId page, DropReason reason) {
     return;
   }
   if (!pool.IsSealed(page)) return;  // went with an ancestor while a slot was looked for
+  if (host && reason == DropReason::kEvicted && on_host_evict_ != nullptr) {
+    on_host_evict_(node, group, page);
+  }
   DropContent(node, group, reason);
   if (keeps_all(group)) {
     DetachSubtree(node, DropReason::kOrphaned);
@@ -336,6 +381,8 @@ bool PrefixIndex::Demote(NodeId node, size_t group, PageId page, DropReason reas
     return false;
   }
   ops_.push_back({layout_.groups[group].pool, page, slot, PageOp::kSave});
+  unsaved_.emplace(&host, slot);
+  ++num_demoted_;
   const Retention retention = pool.retention(page);
   content(node, group) = -slot;
   host.Seal(slot, TagOf(node, group), /*keep=*/true);
@@ -367,7 +414,7 @@ void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   }
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     Node& n = at(*it);
-    if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
+    if (!n.detached) index_.erase(KeyOf(n));
     n.detached = true;
     for (size_t g = 0; g < num_groups_; ++g) {
       DropContent(*it, g, reason);
@@ -392,13 +439,18 @@ void PrefixIndex::Flush(std::string_view key_prefix) {
 bool PrefixIndex::FreeIfUnused(NodeId node) {
   const Node n = at(node);
   if (n.holders > 0 || n.num_contents > 0 || n.first_child != kNoNode) return false;
-  if (!n.detached) index_.erase(KeyOf(n.root, n.hash));
+  if (!n.detached) index_.erase(KeyOf(n));
   (n.prev_sibling == kNoNode ? at(n.parent).first_child : at(n.prev_sibling).next_sibling) =
       n.next_sibling;
   if (n.next_sibling != kNoNode) at(n.next_sibling).prev_sibling = n.prev_sibling;
-  at(node) = Node{};
-  free_nodes_.push_back(node);
+  Free(node);
   return true;
+}
+
+void PrefixIndex::Free(NodeId node) {
+  at(node) = Node{.next_sibling = first_free_};
+  first_free_ = node;
+  ++num_free_;
 }
 
 // Frees `node` and every ancestor that has become useless with it.
@@ -457,7 +509,7 @@ absl::Status PrefixIndex::Audit() const {
     }
     if (n.detached) continue;
     ++attached;
-    const auto it = index_.find(KeyOf(n.root, n.hash));
+    const auto it = index_.find(KeyOf(n));
     if (it == index_.end() || it->second != id) {
       return Broken("I3: node {} is not what its parent {} and hash lead to", id, n.parent);
     }

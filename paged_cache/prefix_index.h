@@ -38,12 +38,16 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "base/huge_pages.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "paged_cache/cache_layout.h"
 #include "paged_cache/page_copy.h"
 #include "paged_cache/page_pool.h"
 #include "paged_cache/prefix_hash.h"
+#include "paged_cache/sha256.h"
 
 namespace quire {
 
@@ -67,10 +71,17 @@ class PrefixIndex final : public DropListener {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
+  // Called when the host tier gives up content that is not kept elsewhere.
+  using OnHostEvict = std::function<void(NodeId node, size_t group, PageId slot)>;
+  void set_on_host_evict(OnHostEvict on_evict) { on_host_evict_ = std::move(on_evict); }
+  // From now on every node has a file key (page_file_format.h). REQUIRES: there are no nodes.
+  void KeepFileKeys() { keeps_file_keys_ = true; }
+  const Sha256Digest& file_key(NodeId node) const { return file_keys_[static_cast<size_t>(node)]; }
+
   // The root of `key`; the same for equal keys while it is known. With keep = false its pages
   // become blank, not cached, when their last owner goes. An idle root that was forgotten comes
   // back without its key when it is used again: safe, but shared with nobody.
-  RootId InternRoot(std::string_view key, bool keep);
+  RootId InternRoot(std::string_view key, bool keep, std::string_view cache_salt = {});
   NodeId RootNode(RootId root);
 
   // The child of `parent` with these tokens, or kNoNode.
@@ -102,6 +113,11 @@ class PrefixIndex final : public DropListener {
   void SetPending(NodeId node);
   bool is_pending(NodeId node) const { return at(node).pending; }
   size_t num_pending() const { return pending_.size(); }
+  // Whether a slot's content comes with an operation of this step, which may not have run yet.
+  bool is_unsaved(const PagePool& host_pool, PageId slot) const {
+    return unsaved_.contains({&host_pool, slot});
+  }
+  int64_t num_demoted() const { return num_demoted_; }  // pages moved to the host tier
   void Publish();
   void Abandon();
 
@@ -109,11 +125,14 @@ class PrefixIndex final : public DropListener {
   int32_t depth(NodeId node) const { return at(node).depth; }  // blocks; 0 for a root
   NodeId parent(NodeId node) const { return at(node).parent; }
   RootId root(NodeId node) const { return at(node).root; }
-  const PrefixHash& hash(NodeId node) const { return at(node).hash; }
+  PrefixHash hash(NodeId node) const;
   std::span<const TokenId> tokens_of(NodeId node) const {
     return {tokens_.data() + static_cast<size_t>(node) * block_size_, block_size_};
   }
-  std::string_view root_key(RootId root) const;
+  std::string_view root_key(RootId root) const;  // empty if forgotten
+  std::string_view cache_salt(RootId root) const;
+  bool root_keeps(RootId root) const;
+  bool is_named(RootId root) const;
   // Attached nodes, parents before children, roots left out; at most `most`.
   void ForEach(const std::function<void(NodeId)>& visit, size_t most = SIZE_MAX) const;
   int32_t num_children(NodeId node) const;  // attached ones
@@ -129,16 +148,18 @@ class PrefixIndex final : public DropListener {
   void Flush(std::string_view key_prefix = {});
 
   size_t num_roots() const { return roots_.size(); }
-  size_t num_nodes() const { return nodes_.size() - free_nodes_.size(); }
+  size_t num_nodes() const { return nodes_.size() - num_free_; }
   absl::Status Audit() const;
 
  private:
-  struct Node {
+  // One cache line: of many thousands, each that is looked at is a miss.
+  struct alignas(64) Node {
     NodeId parent = kNoNode;
     NodeId first_child = kNoNode;
     NodeId prev_sibling = kNoNode;
     NodeId next_sibling = kNoNode;
-    PrefixHash hash;
+    uint64_t hash_lo = 0;
+    uint64_t hash_hi = 0;
     RootId root = 0;
     int32_t depth = 0;
     int32_t holders = 0;       // PrefixCursors
@@ -149,11 +170,13 @@ class PrefixIndex final : public DropListener {
   };
   struct Root {
     std::string key;
+    std::string cache_salt;
     NodeId node = kNoNode;
     bool keep = true;
     bool named = true;        // findable by its key
     uint64_t idle_since = 0;  // key in idle_; 0 = in use
   };
+  static_assert(sizeof(Node) == 64);
   const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
   int32_t content(NodeId node, size_t group) const {
@@ -165,7 +188,11 @@ class PrefixIndex final : public DropListener {
   int64_t TagOf(NodeId node, size_t group) const {
     return int64_t{node} * static_cast<int64_t>(num_groups_) + static_cast<int64_t>(group);
   }
-  uint64_t KeyOf(RootId root, const PrefixHash& hash) const;
+  uint64_t KeyOf(RootId root, uint64_t hash_lo, uint64_t hash_hi) const;
+  uint64_t KeyOf(RootId root, const PrefixHash& hash) const {
+    return KeyOf(root, hash.lo, hash.hi);
+  }
+  uint64_t KeyOf(const Node& n) const { return KeyOf(n.root, n.hash_lo, n.hash_hi); }
   void Prefetch(NodeId node) const;
   PagePool& pool_of(size_t group) const {
     return pools_[static_cast<size_t>(layout_.groups[group].pool)];
@@ -179,11 +206,13 @@ class PrefixIndex final : public DropListener {
     return depth * layout_.block_size % layout_.groups[group].group.page_size == 0;
   }
 
-  RootId AddRoot(RootId id, std::string_view key, bool keep, bool named);
+  RootId AddRoot(RootId id, std::string_view key, bool keep, bool named,
+                 std::string_view cache_salt);
   NodeId NewNode(NodeId parent, RootId root);
   bool Demote(NodeId node, size_t group, PageId page, DropReason reason);
   void DetachSubtree(NodeId top, DropReason reason);
   bool FreeIfUnused(NodeId node);
+  void Free(NodeId node);
   void Prune(NodeId node);
   void UpdateIdle(NodeId root_node);
 
@@ -194,13 +223,26 @@ class PrefixIndex final : public DropListener {
   const size_t block_size_;
   const size_t num_groups_;
   const PrefixHash hash_mask_;
-  std::vector<Node> nodes_;
-  std::vector<TokenId> tokens_;    // [nodes, block_size]; roots' are unused
-  std::vector<int32_t> contents_;  // [nodes, groups]: page, minus slot, or 0
-  std::vector<NodeId> free_nodes_;
+  template <typename T>
+  using Table = std::vector<T, HugePageAllocator<T>>;
+  Table<Node> nodes_;
+  Table<TokenId> tokens_;    // [nodes, block_size]; roots' are unused
+  Table<int32_t> contents_;  // [nodes, groups]: page, minus slot, or 0
+  // [nodes]: the second half of each hash; empty until one is not zero, as SHA-256's are.
+  std::vector<std::pair<uint64_t, uint64_t>> more_hash_;
+  NodeId first_free_ = kNoNode;  // linked by next_sibling
+  size_t num_free_ = 0;
   std::vector<NodeId> pending_;
-  std::vector<NodeId> subtree_;                  // scratch of DetachSubtree
-  absl::flat_hash_map<uint64_t, NodeId> index_;  // attached nodes but roots, by KeyOf
+  absl::flat_hash_set<std::pair<const PagePool*, PageId>> unsaved_;
+  int64_t num_demoted_ = 0;
+  bool keeps_file_keys_ = false;
+  std::vector<Sha256Digest> file_keys_;  // [nodes] if they are kept
+  OnHostEvict on_host_evict_;
+  std::vector<NodeId> subtree_;  // scratch of DetachSubtree
+  // Attached nodes but roots, by KeyOf.
+  absl::flat_hash_map<uint64_t, NodeId, absl::Hash<uint64_t>, std::equal_to<>,
+                      HugePageAllocator<std::pair<const uint64_t, NodeId>>>
+      index_;
   absl::flat_hash_map<RootId, Root> roots_;
   absl::flat_hash_map<std::string, RootId> root_of_key_;
   std::map<uint64_t, RootId> idle_;  // by the time they became idle

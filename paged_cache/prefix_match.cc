@@ -24,7 +24,10 @@ PrefixHit BlockManager::Match(RootId root, std::span<const TokenId> tokens,
                               std::span<const PrefixHash> chain, size_t most_blocks,
                               const SequenceSpec& spec) {
   index_.FindPath(index_.RootNode(root), chain, tokens, std::min(chain.size(), most_blocks), path_);
-  if (has_state_) {  // a state that is being computed is not there yet
+  if (files_ != nullptr) LoadFromFiles(tokens, chain, std::min(chain.size(), most_blocks));
+  int32_t next_step = 0;
+  if (has_state_ && index_.num_pending() > 0) {  // a state that is being computed is not there yet
+    next_step = LongestServable(/*with_host=*/true);
     const auto pending = std::find_if(path_.begin(), path_.end(),
                                       [&](NodeId node) { return index_.is_pending(node); });
     path_.erase(pending, path_.end());
@@ -36,6 +39,7 @@ PrefixHit BlockManager::Match(RootId root, std::span<const TokenId> tokens,
     CHECK(Adopt(hit.tables, num_blocks), "{} blocks need no page", num_blocks);
   }
   hit.num_tokens = num_blocks * layout_.block_size;
+  hit.num_tokens_next_step = std::max(num_blocks, next_step) * layout_.block_size;
   hit.tables.num_sealed = hit.tables.first_announced = num_blocks;
   hit.tables.cursor.MoveTo(path_[static_cast<size_t>(num_blocks)]);
   return hit;

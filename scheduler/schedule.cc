@@ -14,9 +14,10 @@ ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
   // would only take them back.
   if (ScheduleRunning(batch)) ScheduleWaiting(batch, events);
   CHECK(!batch.empty() || idle(), "I10: nothing can run, {} requests wait", requests_.size());
+  if (batch.empty()) return batch;  // what operators caused stays due
   // Of those who found something in the host tier and had to wait all the same.
   for (const PageCopy& op : blocks_.TakeOps()) batch.copies.push_back(op);
-  if (!batch.empty()) ++counters_.steps;
+  ++counters_.steps;
   counters_.scheduled_tokens += batch.num_tokens;
   counters_.page_copies += std::count_if(batch.copies.begin(), batch.copies.end(),
                                          [](const PageCopy& c) { return c.op == PageOp::kCopy; });
@@ -77,7 +78,8 @@ bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>
   if (hit) {
     seq.tables = std::move(hit->tables);
     seq.num_computed_tokens = hit->num_tokens;
-    fits = running_.empty() || FitsNow(s);
+    const bool waits = hit->num_tokens_next_step > hit->num_tokens && !batch.empty();
+    fits = !waits && (running_.empty() || FitsNow(s));
     if (fits && !seq.swapped) {
       const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
       seq.num_computed_tokens += more;
@@ -128,9 +130,10 @@ std::optional<PrefixHit> Scheduler::FindInCache(const LiveSeq& s) {
   Sequence& seq = *s.seq;
   const Request& request = *s.live->request;
   // The root is looked up each time: it may have gone with the last page of a preempted request.
-  const RootId root = blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request));
+  const RootId root =
+      blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request), request.cache_salt);
   const SequenceSpec spec{.prompt_tokens = seq.num_prompt_tokens(), .retention = request.retention};
-  ExtendChain(seq.tokens, blocks_.block_size(), seq.page_hashes);
+  blocks_.ExtendChain(root, seq.tokens, seq.page_hashes);
   if (!seq.swapped) return blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes, spec);
   return blocks_.SwapIn(root, seq.tokens, seq.page_hashes, *seq.swapped, spec);
 }

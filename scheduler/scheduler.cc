@@ -45,7 +45,8 @@ absl::StatusOr<PinInfo> Scheduler::PinPrefix(const std::vector<TokenId>& tokens,
   CHECK(in_flight_.empty(), "PinPrefix during a step");
   blocks_.SetTime(now_ms());
   const RootId root = blocks_.InternRoot(
-      RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*private_to=*/0), /*keep=*/true);
+      RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*private_to=*/0), /*keep=*/true,
+      cache_salt);
   return blocks_.Pin(root, tokens, ttl_ms, LargestAdmittedNeed());
 }
 

@@ -33,18 +33,22 @@ inline std::vector<TokenId> Join(std::vector<TokenId> a, const std::vector<Token
 struct Cache {
   CacheLayout layout;
   std::vector<PagePool> pools;
+  std::vector<PagePool> host;
   BlockManager manager;
   RootId root;
 
-  Cache(int32_t num_pages, int32_t block_size, const BlockManagerOptions& options = {})
+  // num_host: slots of a host tier; 0 = none.
+  Cache(int32_t num_pages, int32_t block_size, const BlockManagerOptions& options = {},
+        int32_t num_host = 0)
       : layout(FullLayout(block_size)),
         pools(MakePools(num_pages, block_size)),
-        manager(layout, pools, options),
+        host(MakePools(num_host, block_size)),
+        manager(layout, pools, options, host),
         root(manager.InternRoot("")) {}
 
   static std::vector<PagePool> MakePools(int32_t num_pages, int32_t block_size) {
     std::vector<PagePool> pools;
-    pools.emplace_back(num_pages, block_size);
+    if (num_pages > 0) pools.emplace_back(num_pages, block_size);
     return pools;
   }
   PagePool& pool() { return pools[0]; }
@@ -92,10 +96,12 @@ struct Cache {
     return true;
   }
   Seq Fork(const Seq& s) { return {s.tokens, s.chain, manager.Fork(s.tables), s.hit, s.computed}; }
-  void Audit(std::initializer_list<const Seq*> live) {
+  void Audit(std::initializer_list<const Seq*> live,
+             std::initializer_list<const SwappedTables*> swapped = {}) {
     std::vector<const SequenceTables*> tables;
     for (const Seq* s : live) tables.push_back(&s->tables);
-    const absl::Status status = manager.Audit(tables);
+    const absl::Status status =
+        manager.Audit(tables, std::vector<const SwappedTables*>(swapped.begin(), swapped.end()));
     EXPECT_TRUE(status.ok()) << status;
   }
   std::vector<PageCopy> copies;

@@ -219,7 +219,8 @@ class CacheModel {
     s.computed = hit->num_tokens;
     s.tables = std::move(hit->tables);
     s.swapped.reset();
-    common_[s.family] = std::min(common_[s.family], s.computed);
+    // After a flush it does not find again what its branches still hold.
+    common_[s.family] = std::min(common_[s.family], s.flushed ? 0 : s.computed);
     CheckReads(s, s.computed);
   }
   void TakeAndRunOps() {

@@ -83,9 +83,9 @@ class FakeExecutor final : public Executor {
 
   absl::StatusOr<StepOutput> Run(const ScheduledBatch& batch) override {
     ++steps_;
+    for (const PageCopy& copy : batch.copies) CopyPage(copy);
     if (!next_error_.ok()) return std::exchange(next_error_, absl::OkStatus());
     CheckShape(batch);
-    for (const PageCopy& copy : batch.copies) CopyPage(copy);
     SpoilFreePages();  // not earlier: the source of a copy may be free already
     // What is found must be complete, or be written in this step by somebody before.
     std::set<std::pair<int32_t, int64_t>> written;

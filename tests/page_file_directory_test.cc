@@ -96,6 +96,7 @@ TEST(PageFileStore, AnUnwritableDirectoryIsRefused) {
   }
   ASSERT_EQ(chmod(dir.path().c_str(), 0755), 0);
   ASSERT_EQ(chmod(options.directory.c_str(), 0555), 0);
+  ASSERT_EQ(chmod((options.directory + "/lock").c_str(), 0666), 0);  // not what refuses
   {
     const AsOrdinaryUser user;
     const absl::Status status = PageFileStore::Open(options).status();
@@ -230,6 +231,22 @@ TEST(PageFileStore, NoLinkIsFollowedAndNothingElseIsRead) {
       EXPECT_EQ(Measure(options).temps, 0u);
     }
   }
+}
+
+TEST(PageFileStore, APageInAnotherKeysFolderIsDropped) {
+  const TempDir dir;
+  const PageFileStoreOptions options = SmallOptions(dir);
+  OpenStore(options)->Put(First(1));
+  OpenStore(options)->Put(First(2));
+  const fs::path from = PathOf(options, First(1).key);
+  const fs::path to = fs::path(PathOf(options, First(2).key)).parent_path() / from.filename();
+  fs::copy(from, to);
+  const auto store = OpenStore(options);
+  EXPECT_FALSE(fs::exists(to));
+  EXPECT_EQ(SumOfFaults(store->stats()), 1u);
+  EXPECT_EQ(store->stats().entries, 2u);
+  EXPECT_EQ(store->stats().bytes, Measure(options).bytes);
+  EXPECT_TRUE(Serves(*store, First(1)));
 }
 
 // A folder of pages that leads elsewhere is not walked into.

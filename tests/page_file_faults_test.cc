@@ -172,6 +172,7 @@ TEST_F(FaultsTest, HeadersThatLie) {
   ExpectLieDropped(kDepthAt, uint32_t{1}, PageFault::kFormat);  // a root below depth 0
   ExpectLieDropped(kDepthAt, ~uint32_t{0}, PageFault::kFormat);
   ExpectLieDropped(kFingerprintAt, 'T', PageFault::kLayout);
+  ExpectLieDropped(kRootBytesAt, uint32_t{0xffff}, PageFault::kFormat);  // beyond the file's end
   const size_t root_at = kFingerprintAt + options_.layout.fingerprint.size();
   ExpectLieDropped(root_at, 's', PageFault::kKey);
   const size_t tokens_at = root_at + entry_.root.size();
@@ -201,6 +202,44 @@ TEST_F(FaultsTest, AnotherWorkersLayout) {
     EXPECT_EQ(SumOfFaults(store->stats()), 2u);
     EXPECT_EQ(Measure(other).pages, 0u);
   }
+}
+
+// A root of more than kMaxRootBytes, right in all else.
+TEST_F(FaultsTest, TooLongARoot) {
+  entry_ = MakeEntry(nullptr, std::string(kMaxRootBytes, 'x'), TokensFrom(1));
+  path_ = PathOf(options_, entry_.key);
+  options_.max_bytes *= 4;
+  options_.queue_bytes *= 4;
+  ASSERT_TRUE(OpenStore(options_)->Put(entry_));
+  good_ = ReadBytes(path_);
+  EXPECT_TRUE(Try(good_, true).served);
+  std::string bytes = good_;
+  bytes.insert(kFingerprintAt + options_.layout.fingerprint.size(), 1, 'x');
+  Poke(bytes, kFileBytesAt, uint64_t{bytes.size()});
+  Poke(bytes, kRootBytesAt, uint32_t{kMaxRootBytes + 1});
+  FixChecksum(bytes);
+  for (const bool reopen : {false, true}) {
+    EXPECT_EQ(Try(bytes, reopen).stats.faults_of(PageFault::kFormat), 1u);
+  }
+}
+
+// A header may say any depth: then its page is in nobody's prefix, though its key is right.
+TEST_F(FaultsTest, WrongDepth) {
+  const PageEntry child = Next(entry_, 5);
+  OpenStore(options_)->Put(child);
+  std::string bytes = ReadBytes(PathOf(options_, child.key));
+  Poke(bytes, kDepthAt, uint32_t{7});
+  FixChecksum(bytes);
+  WriteBytes(PathOf(options_, child.key), bytes);
+  const auto store = OpenStore(options_);
+  ASSERT_TRUE(Serves(*store, entry_));  // the more recent of the two: visited first
+  int visited = 0;
+  store->ForEach([&](const PageEntry& e) {
+    EXPECT_NE(e.key, child.key);
+    ++visited;
+    return true;
+  });
+  EXPECT_EQ(visited, 2);
 }
 
 constexpr uint64_t kHostile[] = {0,
@@ -340,6 +379,34 @@ TEST_F(FaultsTest, RandomMutations) {
   EXPECT_GT(served, 100);
   EXPECT_GT(dropped, 4000);
   EXPECT_TRUE(Serves(*store, bystander_));
+}
+
+// New groups come for an entry whose file has gone bad: what is new is kept.
+TEST_F(FaultsTest, ABadFileIsReplaced) {
+  const PageEntry full = MakeEntry(nullptr, "s", TokensFrom(1), 1);
+  const PageEntry sliding = MakeEntry(nullptr, "s", TokensFrom(1), 2);
+  WriterGate gate;
+  options_.before_write = [&gate] { gate.Pass(); };
+  const auto store = OpenStore(options_);
+  gate.Open();
+  ASSERT_TRUE(store->Put(full));
+  store->Flush();
+  std::string bytes = ReadBytes(PathOf(options_, full.key));
+  bytes.back() ^= 1;
+  WriteBytes(PathOf(options_, full.key), bytes);
+  gate.Close();
+  ASSERT_TRUE(store->Put(sliding));
+  gate.AwaitWriter();  // it has seen the bad file
+  EXPECT_TRUE(Serves(*store, sliding));
+  EXPECT_EQ(store->stats().faults_of(PageFault::kChecksum), 1u);
+  gate.Open();
+  store->Flush();
+  EXPECT_TRUE(Serves(*store, sliding));
+  EXPECT_EQ(SumOfFaults(store->stats()), 1u);
+  EXPECT_EQ(store->stats().bytes, Measure(options_).bytes);
+  ASSERT_TRUE(store->Put(full));
+  store->Flush();
+  EXPECT_TRUE(Serves(*store, MakeEntry(nullptr, "s", TokensFrom(1), 3)));
 }
 
 // A chain that is broken in the middle: its beginning is served and visited, the rest is not

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <filesystem>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -114,5 +116,35 @@ inline OnDisk Measure(const PageFileStoreOptions& options) {
   }
   return sum;
 }
+
+// Where the writer waits while the gate is closed.
+class WriterGate {
+ public:
+  void Open() { Set(true); }
+  void Close() { Set(false); }
+  // Until the writer stands at the closed gate.
+  void AwaitWriter() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_waiting_; });
+  }
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    is_waiting_ = !is_open_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return is_open_; });
+    is_waiting_ = false;
+  }
+
+ private:
+  void Set(bool open) {
+    const std::lock_guard lock(mutex_);
+    is_open_ = open;
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_open_ = false;
+  bool is_waiting_ = false;
+};
 
 }  // namespace quire

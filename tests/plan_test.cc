@@ -26,14 +26,6 @@ ModelPlan Plan(const std::string& model, const PlanOptions& options = {}) {
   return *plan;
 }
 
-const PartPlan& PartOf(const ModelPlan& plan, PartKind kind) {
-  for (const PartPlan& part : plan.parts) {
-    if (part.part.kind == kind) return part;
-  }
-  CHECK(false, "no {} part", NameOf(kind));
-  std::abort();
-}
-
 // Published or hand-computed sizes, and the text that must show each.
 struct Figure {
   const char* model;
@@ -118,7 +110,9 @@ TEST(Plan, SevenBillionOn24GiB) {
   const RoomPlan& room = *plan.by_quire;
   EXPECT_EQ(room.sequences, 4);
   EXPECT_EQ(room.pool, room.budget - room.weights - room.activations - room.reserve);
-  EXPECT_EQ(room.num_blocks, room.pool / (16 * 524288));
+  ASSERT_EQ(room.pools.size(), 1u);
+  EXPECT_EQ(room.pools[0].num_blocks, room.pool / (16 * 524288));
+  EXPECT_EQ(room.pools[0].per_sequence, 4096 / 16);
   int64_t sum = 0;
   for (const RoomPlan::Named& part : room.activation_parts) sum += part.bytes;
   EXPECT_EQ(sum, room.activations);
@@ -222,6 +216,54 @@ TEST(Plan, CappedEntriesAreWhatTheNextQuerySees) {
   }
 }
 
+// A memory with exactly so much in it.
+class FixedMemory : public DeviceMemory {
+ public:
+  explicit FixedMemory(int64_t bytes) : bytes_(bytes) {}
+  absl::StatusOr<MemoryInfo> Read() const override {
+    return MemoryInfo{
+        .limit = bytes_, .limit_source = "fixed", .available = bytes_, .available_source = "fixed"};
+  }
+
+ private:
+  int64_t bytes_;
+};
+
+// The daemon and a plan with equal room for pages take equal blocks in every pool.
+TEST(Plan, BlocksAreThoseTheDaemonTakes) {
+  for (const char* name : {"llama", "mistral", "gemma3"}) {
+    SCOPED_TRACE(name);
+    const std::string path = std::string(QUIRE_TEST_REFERENCE) + "/models/" + name;
+    const FixedMemory memory(int64_t{300} << 20);
+    RuntimeOptions o;
+    o.model = path;
+    o.num_threads = 2;
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 64;
+    o.max_model_len = 400;
+    o.memory.memory_utilization = 1;
+    o.device_memory = &memory;
+    const auto runtime = ModelRuntime::Load(o);
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    const MemoryProfile& p = (*runtime)->memory();
+    PlanOptions options{.memory = int64_t{300} << 20,
+                        .context = 400,
+                        .kv_dtype = "f32",
+                        .max_num_batched_tokens = 64,
+                        .max_num_seqs = 8,
+                        .num_threads = (*runtime)->num_threads(),
+                        .memory_utilization = 1};
+    options.memory += Plan(path, options).weights - p.weights;  // packed weights are padded
+    const ModelPlan plan = Plan(path, options);
+    EXPECT_EQ(plan.by_quire->pool, p.budget - p.weights - p.activation_peak - p.reserve);
+    ASSERT_EQ(plan.by_quire->pools.size(), p.pools.size());
+    for (size_t i = 0; i < p.pools.size(); ++i) {
+      EXPECT_EQ(plan.by_quire->pools[i].num_blocks, p.pools[i].num_blocks) << i;
+      EXPECT_EQ(plan.by_quire->pools[i].block_bytes, p.pools[i].block_bytes) << i;
+    }
+  }
+}
+
 // The daemon's own profile of the same model: activations by purpose, reserve and bytes per token.
 TEST(Plan, IsWhatTheDaemonMeasures) {
   for (const char* name : {"llama", "mistral", "gemma3"}) {
@@ -244,10 +286,7 @@ TEST(Plan, IsWhatTheDaemonMeasures) {
                                        .num_threads = (*runtime)->num_threads()});
     EXPECT_EQ(plan.by_quire->activations, p.activation_peak);
     EXPECT_EQ(plan.by_quire->reserve, p.reserve);
-    if (std::string(name) == "llama") {
-      EXPECT_EQ(plan.published_per_token, static_cast<double>(p.bytes_per_token));
-      EXPECT_EQ(PartOf(plan, PartKind::kFull).page_bytes, p.block_bytes);
-    }
+    EXPECT_EQ(plan.growth_per_token, static_cast<double>(p.bytes_per_token));
   }
 }
 
@@ -321,7 +360,11 @@ TEST(Plan, StatesNeverOutgrowTheWeights) {
   EXPECT_EQ(plan->outgrown_at, 0);
   // 128 channels x 16, float32; 160 convolved ones x 3 columns, 2 bytes; two layers.
   EXPECT_EQ(plan->held_at_context, 2 * (128 * 16 * 4 + 160 * 3 * 2));
-  EXPECT_EQ(plan->by_quire->sequences, plan->by_quire->pool / plan->held_at_context);
+  EXPECT_EQ(plan->nothing_reserved->sequences,
+            plan->nothing_reserved->pool / plan->held_at_context);
+  // The daemon keeps snapshots beside the state it works on.
+  EXPECT_GT(plan->paged_at_context, plan->held_at_context);
+  EXPECT_LT(plan->by_quire->sequences, plan->nothing_reserved->sequences);
   EXPECT_NE(PlanText({*plan}).find("never"), std::string::npos);
 }
 

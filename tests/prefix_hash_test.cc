@@ -7,7 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "absl/container/flat_hash_set.h"
 
@@ -61,6 +63,57 @@ TEST(PrefixHash, EveryPartOfTheParentMatters) {
         seen.insert(HashPage({uint64_t{1} << bit, uint64_t{1} << ((bit + 32) % 64)}, tokens))
             .second);
   }
+}
+
+// The chain that the cache keeps is the other engines' hash, byte by byte: vectors of vLLM 0.33.
+TEST(PrefixHash, Sha256CborChainsHaveTheOtherEnginesBytes) {
+  std::vector<TokenId> tokens(40);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  struct Case {
+    const char* seed;
+    const char* salt;
+    const char* block1;
+    const char* block2;
+  };
+  constexpr Case kCases[] = {
+      {"", "", "dc918a88b139e5afe60b88eda27508d4aee16c10fdc354791efea06206ac0749",
+       "c300ec275d7bf08af8fc63e76cdc0086911bbc7091e03c5cf892553bef84ef0c"},
+      {"0", "", "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c",
+       "fedd9e4abebebbe6f6cf96b682f08d316063fe2f22a5c552192dd62904fcccac"},
+      {"", "tenant-a", "4e31e1ced73eb044a95997f0109d0ddab3d9145878214f1a0ee37c048b397859",
+       "dd153a6b48192c90c7d94ac9bb001d90b8150f328f74b1ea6f85313d4ecba23f"},
+      {"0", "tenant-a", "3be36890effbb5e0d90d6506b68f1365539bcf2a82688a430612688636e0959d",
+       "dbf6c5153b17752a570472ec341a7288bd20baa787893439ed060feba018cfca"},
+  };
+  for (const Case& c : kCases) {
+    std::vector<PrefixHash> chain;
+    PrefixHasher(PrefixHashAlgorithm::kSha256Cbor, c.seed, c.salt).Extend(tokens, 16, chain);
+    ASSERT_EQ(chain.size(), 2);
+    const auto hex = [](const PrefixHash& h) {
+      std::string text;
+      for (const uint64_t word : {h.lo, h.hi, h.more_lo, h.more_hi}) {
+        for (int byte = 0; byte < 8; ++byte) {
+          text += "0123456789abcdef"[word >> (8 * byte + 4) & 15];
+          text += "0123456789abcdef"[word >> (8 * byte) & 15];
+        }
+      }
+      return text;
+    };
+    EXPECT_EQ(hex(chain[0]), c.block1);
+    EXPECT_EQ(hex(chain[1]), c.block2);
+  }
+}
+
+// Without a seed XXH3 chains are what they always were; with one they never meet these.
+TEST(PrefixHash, ASeedMovesEveryHash) {
+  std::vector<TokenId> tokens(64);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<PrefixHash> plain, same, seeded;
+  ExtendChain(tokens, 16, plain);
+  PrefixHasher(PrefixHashAlgorithm::kXxh3, "", "salt is in the root").Extend(tokens, 16, same);
+  PrefixHasher(PrefixHashAlgorithm::kXxh3, "secret", "").Extend(tokens, 16, seeded);
+  EXPECT_EQ(plain, same);
+  for (const PrefixHash& h : seeded) EXPECT_EQ(std::count(plain.begin(), plain.end(), h), 0);
 }
 
 }  // namespace

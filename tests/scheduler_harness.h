@@ -107,6 +107,7 @@ class Clients {
 
 struct HarnessOptions {
   int32_t num_pages = 64;  // usable, in each pool
+  int32_t num_host = 0;    // slots of the host tier for each pool; 0 = no tier
   int32_t block_size = 4;
   SchedulerOptions scheduler;
   std::vector<GroupLayout> groups = {{}};  // page_size is filled in
@@ -124,8 +125,9 @@ class Harness {
     layout_.pools.resize(static_cast<size_t>(options_.num_pools), PoolLayout{64});
     for (int32_t i = 0; i < options_.num_pools; ++i) {
       pools_.emplace_back(options_.num_pages, options_.block_size);
+      if (options_.num_host > 0) host_.emplace_back(options_.num_host, options_.block_size);
     }
-    blocks_ = std::make_unique<BlockManager>(layout_, pools_, options_.blocks);
+    blocks_ = std::make_unique<BlockManager>(layout_, pools_, options_.blocks, host_);
     scheduler_ = std::make_unique<Scheduler>(options_.scheduler, *blocks_, [this] { return now_; });
     executor_ = std::make_unique<FakeExecutor>(*blocks_, options_.scheduler.max_num_batched_tokens,
                                                !options_.scheduler.enable_prefix_caching);
@@ -208,6 +210,7 @@ class Harness {
         EXPECT_EQ(pool.num_cached(), 0);
       }
     }
+    for (const PagePool& slots : host_) EXPECT_EQ(slots.num_active(), 0);
     for (const auto& [id, seen] : clients_.all()) EXPECT_TRUE(seen.done) << "request " << id;
   }
 
@@ -268,6 +271,7 @@ class Harness {
   const HarnessOptions options_;
   CacheLayout layout_;
   std::vector<PagePool> pools_;
+  std::vector<PagePool> host_;
   std::unique_ptr<BlockManager> blocks_;
   Clock::time_point now_ = Clock::time_point{} + std::chrono::hours(1);
   std::unique_ptr<Scheduler> scheduler_;

@@ -2,10 +2,11 @@
 //
 // A world is a set of options (pools from the smallest that can serve anything, block sizes,
 // budgets, one or two cache groups) and a script of requests, cancels, deadlines, stop-string cuts
-// and failing steps. Whatever happens: every request ends; each branch says what it says alone, or
-// a beginning of it if it was cut; every cache read finds the right tokens (FakeExecutor); the
-// audit passes after every single step; and at the end no page is in use. Worlds are numbered: a
-// failure names its seed.
+// and failing steps; in some, operators flush, pin and change sizes, and there is a host tier to
+// which sequences are swapped out. Whatever happens: every request ends; each branch says what it
+// says alone, or a beginning of it if it was cut; every cache read finds the right tokens
+// (FakeExecutor); the audit passes after every single step; and at the end no page is in use.
+// Worlds are numbered: a failure names its seed.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -20,6 +21,7 @@ struct Totals {
           resume_hits = 0;
   int64_t cancelled = 0, deadline = 0, stopped = 0, length = 0, failed_steps = 0;
   int64_t evictions = 0;
+  int64_t swapped = 0, swap_ins = 0, loaded = 0, pins = 0, flushes = 0, resizes = 0, shrunk = 0;
 };
 
 class World {
@@ -34,16 +36,19 @@ class World {
       h_.Submit(RandomRequest(chaos));
       for (int32_t k = Pick(0, 4); k > 0 && h_.ok(); --k) {
         if (chaos > 0 && Pick(0, 7) == 0) Disturb(totals);
+        if (options_.num_host > 0 && Pick(0, 7) == 0) Operate(totals);
         h_.Step();
       }
     }
     while (h_.ok() && !h_.scheduler().idle()) {
       if (chaos > 0 && Pick(0, 15) == 0) Disturb(totals);
       h_.Step();
+      if (options_.num_host > 0 && Pick(0, 7) == 0) Operate(totals);
       // Generous: every token of every branch alone in a step, recomputed as often as there are
       // others. Who starves or fights on would take for ever.
       ASSERT_LT(h_.step(), 20000) << "no end";
     }
+    for (const PinInfo& pin : h_.blocks().pins()) EXPECT_TRUE(h_.blocks().Unpin(pin.id));
     h_.ExpectIdleAndClean();
     h_.ExpectOutputsAsSolo();
     CheckRefusals(totals);
@@ -77,6 +82,11 @@ class World {
     }
     if (Pick(0, 4) == 0) r.cache_salt = "tenant";
     r.bypass_prefix_cache = Pick(0, 7) == 0;
+    if (options_.num_host > 0 && Pick(0, 2) == 0) {
+      RetentionPolicy policy;
+      policy.ranges.push_back({0, Pick(1, 20), Pick(0, 100), Pick(0, 30)});
+      r.retention = std::make_shared<const RetentionPolicy>(policy);
+    }
     if (chaos > 0 && Pick(0, 4) == 0) {
       r.deadline = h_.now() + std::chrono::milliseconds(Pick(0, 30));
     }
@@ -105,6 +115,38 @@ class World {
     }
   }
 
+  // What operators do, between steps.
+  void Operate(Totals& totals) {
+    std::vector<PageId> retired;
+    const auto pool = static_cast<size_t>(Pick(0, options_.num_pools - 1));
+    switch (Pick(0, 3)) {
+      case 0:
+        h_.blocks().Flush();
+        ++totals.flushes;
+        break;
+      case 1: {
+        const auto pins = h_.blocks().pins();
+        if (pins.size() < 2) {
+          totals.pins += h_.scheduler().PinPrefix(Iota(100 * Pick(0, 1), 16), "", Pick(0, 20)).ok();
+        } else {
+          EXPECT_TRUE(h_.blocks().Unpin(pins[0].id));
+        }
+        break;
+      }
+      default:
+        totals.resizes +=
+            h_.scheduler()
+                .ResizePool(pool, std::max(1, Pick(options_.num_pages / 2, options_.num_pages)),
+                            retired)
+                .ok();
+        break;
+    }
+    // Refusals are judged by the least that there ever was.
+    for (size_t p = 0; p < h_.blocks().pools().size(); ++p) {
+      least_capacity_ = std::min(least_capacity_, h_.blocks().Capacity(p));
+    }
+  }
+
   // Refused is exactly what could never end; anything else that failed was in a failing step.
   void CheckRefusals(Totals& totals) {
     for (const auto& [id, seen] : h_.clients().all()) {
@@ -115,7 +157,7 @@ class World {
       bool too_large = false;
       for (const int32_t pages : h_.blocks().WorstCasePages(static_cast<int32_t>(r.prompt.size()),
                                                             r.stop.max_tokens, r.sampling.n)) {
-        too_large |= pages > options_.num_pages;
+        too_large |= pages > least_capacity_;
       }
       EXPECT_TRUE(too_many || too_large) << seen.error;
       EXPECT_EQ(seen.num_accepted, 0);
@@ -134,12 +176,17 @@ class World {
     totals.deadline += s.num_finished(FinishReason::kDeadline);
     totals.stopped += s.num_finished(FinishReason::kStop);
     totals.length += s.num_finished(FinishReason::kLength);
+    totals.swapped += s.swapped_preemptions;
+    totals.swap_ins += s.swap_ins;
+    totals.loaded += h_.blocks().stats().loaded;
+    totals.shrunk += h_.pool().stats().dropped[static_cast<int>(DropReason::kShrunk)];
     totals.evictions += h_.pool().stats().dropped[static_cast<int>(DropReason::kEvicted)];
   }
 
   std::mt19937 rng_;
   const HarnessOptions options_;
   Harness h_;
+  int32_t least_capacity_ = options_.num_pages;
 };
 
 int32_t PickOf(std::mt19937& rng, std::initializer_list<int32_t> values) {
@@ -178,13 +225,21 @@ HarnessOptions TwoGroups(std::mt19937& rng) {
   return o;
 }
 
-void PlayAll(uint32_t first_seed, int32_t count, HarnessOptions (*make)(std::mt19937&)) {
+// Both, with a host tier, swap and operators.
+HarnessOptions WithTiers(std::mt19937& rng) {
+  HarnessOptions o = rng() % 2 == 0 ? TwoPools(rng) : OneGroup(rng);
+  o.num_host = PickOf(rng, {1, 4, 16, 100});
+  o.scheduler.preemption = rng() % 4 != 0 ? PreemptionMode::kSwap : PreemptionMode::kRecompute;
+  return o;
+}
+
+Totals PlayAll(uint32_t first_seed, int32_t count, HarnessOptions (*make)(std::mt19937&)) {
   Totals totals;
   for (int32_t i = 0; i < count; ++i) {
     const uint32_t seed = first_seed + static_cast<uint32_t>(i);
     SCOPED_TRACE(fmt::format("world {}", seed));
     World(seed, make).Play(totals);
-    if (::testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return totals;
   }
   // Worlds in which nothing happens prove nothing.
   EXPECT_EQ(totals.worlds, count);
@@ -199,11 +254,22 @@ void PlayAll(uint32_t first_seed, int32_t count, HarnessOptions (*make)(std::mt1
     std::printf("%s=%lld ", name, static_cast<long long>(value));
   }
   std::printf("\n");
+  return totals;
 }
 
 TEST(SchedulerSimulation, OneGroup) { PlayAll(1, 8000, OneGroup); }
 TEST(SchedulerSimulation, TwoGroupsInOnePool) { PlayAll(100001, 3000, TwoGroups); }
 TEST(SchedulerSimulation, TwoPools) { PlayAll(200001, 3000, TwoPools); }
+TEST(SchedulerSimulation, TiersAndOperators) {
+  const Totals totals = PlayAll(300001, 3000, WithTiers);
+  if (::testing::Test::HasFailure()) return;
+  for (const int64_t value : {totals.swapped, totals.swap_ins, totals.loaded, totals.pins,
+                              totals.flushes, totals.resizes, totals.shrunk}) {
+    EXPECT_GT(value, 150);
+    std::printf("%lld ", static_cast<long long>(value));
+  }
+  std::printf("swapped, swap-ins, loaded, pins, flushes, resizes, shrunk\n");
+}
 
 }  // namespace
 }  // namespace quire::sched_test

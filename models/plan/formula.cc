@@ -9,16 +9,6 @@ namespace {
 
 constexpr int64_t kStateBytes = 4;  // recurrent matrices and buffers are float32
 
-int64_t FixedBytes(const CachePart& p, const KvFormat& kv) {
-  const int64_t columns = std::max<int64_t>(p.conv_kernel - 1, 0);
-  return SaturatingSum(
-      {SaturatingProduct({p.recurrent_elements, kStateBytes}),
-       SaturatingProduct({p.conv_channels, columns, std::max<int64_t>(kv.element_bytes, 2)}),
-       SaturatingProduct(
-           {p.buffer_elements, std::max<int64_t>(p.tokens_per_entry - 1, 0), kStateBytes}),
-       SaturatingProduct({p.overlap_elements, kStateBytes})});
-}
-
 std::string Elements(const CachePart& p) {
   const std::string heads =
       p.kv_heads == 1 ? std::string() : fmt::format("{} heads x ", p.kv_heads);
@@ -66,19 +56,19 @@ int64_t BytesOf(int64_t entries, const PartPlan& plan) {
   return SaturatingProduct({entries, plan.entry_bytes});
 }
 
-// Pages of block_size entries that a sequence of `tokens` tokens touches at most: a window may
-// begin anywhere in a page.
-int64_t Pages(const CachePart& p, int64_t tokens, int64_t block_size) {
-  if (p.kind == PartKind::kState) return 1;
-  const int64_t entries = (tokens + p.tokens_per_entry - 1) / p.tokens_per_entry;
-  const int64_t all = (entries + block_size - 1) / block_size;
-  if (p.kind != PartKind::kSliding && p.kind != PartKind::kChunked) return all;
-  return std::min(all, (p.window + block_size - 1) / block_size + 1);
-}
-
 }  // namespace
 
-PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context, int64_t block_size) {
+int64_t FixedBytes(const CachePart& p, const KvFormat& kv) {
+  const int64_t columns = std::max<int64_t>(p.conv_kernel - 1, 0);
+  return SaturatingSum(
+      {SaturatingProduct({p.recurrent_elements, kStateBytes}),
+       SaturatingProduct({p.conv_channels, columns, std::max<int64_t>(kv.element_bytes, 2)}),
+       SaturatingProduct(
+           {p.buffer_elements, std::max<int64_t>(p.tokens_per_entry - 1, 0), kStateBytes}),
+       SaturatingProduct({p.overlap_elements, kStateBytes})});
+}
+
+PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context) {
   const CachePart& p = group.part;
   PartPlan plan{.part = p, .num_layers = group.num_layers};
   const int64_t entry = SaturatingSum({SaturatingProduct({ElementsPerEntry(p), kv.element_bytes}),
@@ -95,9 +85,6 @@ PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context, i
       p.kind != PartKind::kIndexer && p.kind != PartKind::kState && !p.beside_compressed;
   plan.held = SaturatingSum({BytesOf(EntriesAt(p, context), plan), plan.fixed_bytes});
   plan.uncapped = SaturatingSum({BytesOf(EntriesAt(p, context, false), plan), plan.fixed_bytes});
-  plan.pages = Pages(p, context, block_size);
-  plan.page_bytes = p.kind == PartKind::kState ? plan.fixed_bytes
-                                               : SaturatingProduct({plan.entry_bytes, block_size});
   plan.formula = Formula(plan, kv);
   return plan;
 }

@@ -7,10 +7,13 @@
 
 namespace quire {
 
-// All of PartPlan but pages. `num_heads` explains what keys and values of every head would take.
-PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context, int64_t block_size);
+// Of one layer and sequence, whatever its length: states, and buffers when they are full.
+int64_t FixedBytes(const CachePart& part, const KvFormat& kv);
 
-// "61 layers x 128 heads x 320 x 2 B": without the compression; empty if there is none.
+PartPlan PlanPart(const PartGroup& group, const KvFormat& kv, int64_t context);
+
+// "61 layers x 128 heads x 320 x 2 B": without the compression; empty if there is none. `num_heads`
+// explains what keys and values of every head would take.
 std::string PlainFormula(const PartPlan& part, int64_t num_heads, const KvFormat& kv);
 
 }  // namespace quire

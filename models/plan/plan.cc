@@ -7,7 +7,9 @@
 #include "kernels/attention.h"
 #include "models/memory_profile.h"
 #include "models/plan/formula.h"
+#include "models/plan/plan_layout.h"
 #include "models/plan/units.h"
+#include "models/pool_sizes.h"
 #include "models/weights/byte_reader.h"
 
 namespace quire {
@@ -78,41 +80,44 @@ absl::Status CountWeights(ModelPlan& plan) {
   return absl::OkStatus();
 }
 
-// The main pool is the one whose pages a long sequence takes most of; other pools follow the ratio
-// of one sequence.
-void FillRoom(const ModelPlan& plan, RoomPlan& room) {
+int32_t Tokens(int64_t n) { return static_cast<int32_t>(n); }
+
+// Blocks of every pool as the daemon would take them, and how many sequences they hold at once.
+void FillRoom(const ModelPlan& plan, const CacheLayout& layout, RoomPlan& room) {
   room.pool = std::max<int64_t>(room.budget - room.weights - room.activations - room.reserve, 0);
-  const int64_t sequence = std::max<int64_t>(plan.paged_at_context, 1);
-  room.sequences = room.pool / sequence;
-  room.tokens = SaturatingProduct({room.sequences, plan.context});
-  int64_t page = 0, pages = 0, share = 0;
-  for (const PartPlan& part : plan.parts) {
-    if (part.part.kind == PartKind::kState) continue;
-    const int64_t bytes = SaturatingProduct({part.pages, part.page_bytes});
-    if (part.pages > pages) {
-      pages = part.pages;
-      page = share = 0;
-    }
-    // Parts of equal pages grow together: one block holds a page of each.
-    if (part.pages == pages) {
-      page = SaturatingSum({page, part.page_bytes});
-      share = SaturatingSum({share, bytes});
-    }
+  if (layout.pools.empty()) return;  // nothing is cached
+  const PlanOptions& o = plan.options;
+  const int64_t seqs = o.concurrency > 0 ? o.concurrency : o.max_num_seqs;
+  const PoolMix mix{.max_model_len = Tokens(plan.context),
+                    .max_num_seqs = Tokens(seqs),
+                    .max_step_tokens = Tokens(o.max_num_batched_tokens)};
+  const std::vector<int32_t> pages = PoolPages(layout, mix, MainBlocksIn(layout, mix, room.pool));
+  const std::vector<int32_t> each = PagesOfSequence(layout, mix.max_model_len, 1);
+  const auto main = static_cast<size_t>(MainPool(layout));
+  room.sequences = kTooLarge;
+  for (size_t p = 0; p < pages.size(); ++p) {
+    room.pools.push_back({pages[p], static_cast<int64_t>(layout.pools[p].page_bytes), each[p]});
+    if (each[p] > 0) room.sequences = std::min<int64_t>(room.sequences, pages[p] / each[p]);
   }
-  if (page == 0) return;
-  const double fraction = static_cast<double>(share) / static_cast<double>(sequence);
-  room.num_blocks = share == plan.paged_at_context
-                        ? room.pool / page
-                        : static_cast<int64_t>(fraction * static_cast<double>(room.pool)) / page;
+  if (room.sequences == kTooLarge) room.sequences = 0;
+  if (main > 0) std::swap(room.pools[0], room.pools[main]);
+  room.tokens = SaturatingProduct({room.sequences, plan.context});
 }
 
-void PlanMemory(ModelPlan& plan) {
+// The bare quotient, without blocks: what is left over what one sequence holds.
+void FillPlainRoom(const ModelPlan& plan, RoomPlan& room) {
+  room.pool = std::max<int64_t>(room.budget - room.weights, 0);
+  room.sequences = room.pool / std::max<int64_t>(plan.held_at_context, 1);
+  room.tokens = SaturatingProduct({room.sequences, plan.context});
+}
+
+void PlanMemory(const CacheLayout& layout, ModelPlan& plan) {
   const PlanOptions& o = plan.options;
   if (o.memory == 0) return;
   RoomPlan& plain = plan.nothing_reserved.emplace();
   plain.budget = o.memory;
   plain.weights = plan.weights;
-  FillRoom(plan, plain);
+  FillPlainRoom(plan, plain);
   if (o.rule == PlanRule::kQuire) {
     RoomPlan& room = plan.by_quire.emplace();
     room.budget = static_cast<int64_t>(static_cast<double>(o.memory) * o.memory_utilization);
@@ -124,7 +129,7 @@ void PlanMemory(ModelPlan& plan) {
       room.activations = SaturatingSum({room.activations, part.bytes});
     }
     room.reserve = ReserveBytes(o.num_threads, plan.shape.activations.vocab_size);
-    FillRoom(plan, room);
+    FillRoom(plan, layout, room);
   }
   if (o.rule == PlanRule::kTransformers) {
     absl::StatusOr<TransformersInputs> in = TransformersInputsOf(plan.shape);
@@ -220,7 +225,7 @@ absl::StatusOr<ModelPlan> PlanModel(const ModelShape& shape, const PlanOptions& 
   plan.block_size = options.block_size > 0 ? options.block_size : 16;
   double published = 0;
   for (const PartGroup& group : GroupParts(shape)) {
-    PartPlan part = PlanPart(group, plan.kv, plan.context, plan.block_size);
+    PartPlan part = PlanPart(group, plan.kv, plan.context);
     const bool windowed =
         part.part.kind == PartKind::kSliding || part.part.kind == PartKind::kChunked;
     if (part.published) {
@@ -230,9 +235,6 @@ absl::StatusOr<ModelPlan> PlanModel(const ModelShape& shape, const PlanOptions& 
     }
     if (!windowed) plan.growth_per_token += part.bytes_per_token;
     plan.held_at_context = SaturatingSum({plan.held_at_context, part.held});
-    int64_t paged = SaturatingProduct({part.pages, part.page_bytes});
-    if (part.part.kind != PartKind::kState) paged = SaturatingSum({paged, part.fixed_bytes});
-    plan.paged_at_context = SaturatingSum({plan.paged_at_context, paged});
     plan.parts.push_back(std::move(part));
   }
   plan.published_at_context =
@@ -241,7 +243,13 @@ absl::StatusOr<ModelPlan> PlanModel(const ModelShape& shape, const PlanOptions& 
     plan.outgrown_at =
         static_cast<int64_t>(static_cast<double>(plan.weights) / plan.growth_per_token);
   }
-  PlanMemory(plan);
+  // transformers' blocks may have sizes that ours don't.
+  const int64_t block_size = options.rule == PlanRule::kTransformers ? 16 : plan.block_size;
+  const absl::StatusOr<CacheLayout> layout = PlanLayout(shape, plan.kv, block_size);
+  if (!layout.ok()) return Annotate(layout.status(), shape.name);
+  const std::vector<int32_t> pages = PagesOfSequence(*layout, Tokens(plan.context), 1);
+  plan.paged_at_context = BytesOfPools(*layout, pages);
+  PlanMemory(*layout, plan);
   return plan;
 }
 

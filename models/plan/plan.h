@@ -61,9 +61,7 @@ struct PartPlan {
   bool published = true;       // counted by papers
   int64_t held = 0;            // at `context`, windows capped
   int64_t uncapped = 0;        // at `context`
-  int64_t pages = 0;           // that one sequence of `context` tokens holds
-  int64_t page_bytes = 0;
-  std::string formula;  // "32 layers x 2 (k, v) x 32 heads x 128 x 2 B"
+  std::string formula;         // "32 layers x 2 (k, v) x 32 heads x 128 x 2 B"
 };
 
 // What is left for pages, and what that holds.
@@ -77,10 +75,15 @@ struct RoomPlan {
   std::vector<Named> activation_parts;  // of the peak, which they sum to
   int64_t activations = 0;
   int64_t reserve = 0;
-  int64_t pool = 0;        // >= 0
-  int64_t num_blocks = 0;  // of the main pool
-  int64_t sequences = 0;   // of `context` tokens
-  int64_t tokens = 0;      // that as many sequences of that length hold
+  int64_t pool = 0;  // >= 0
+  struct Pool {
+    int64_t num_blocks = 0;
+    int64_t block_bytes = 0;
+    int64_t per_sequence = 0;  // blocks that one of `context` tokens holds at most
+  };
+  std::vector<Pool> pools;  // the main one first; blocks of one size in bytes each
+  int64_t sequences = 0;    // of `context` tokens
+  int64_t tokens = 0;       // that as many sequences of that length hold
 };
 
 struct ModelPlan {
@@ -97,7 +100,7 @@ struct ModelPlan {
   double growth_per_token = 0;  // of a long sequence: windows are full, states don't grow
   int64_t published_at_context = 0;
   int64_t held_at_context = 0;
-  int64_t paged_at_context = 0;  // held, in whole pages
+  int64_t paged_at_context = 0;  // held, in whole pages and with snapshots of states
   // Tokens, over all sequences, at which the growing caches are as large as the weights; 0: never.
   int64_t outgrown_at = 0;
   std::optional<RoomPlan> nothing_reserved;  // if a memory is given

@@ -38,8 +38,6 @@ void Part(JsonWriter& w, const ModelPlan& plan, const PartPlan& p) {
   }
   Number(w, "held_bytes", p.held);
   Number(w, "uncapped_bytes", p.uncapped);
-  Number(w, "pages", p.pages);
-  Number(w, "page_bytes", p.page_bytes);
   w.EndObject();
 }
 
@@ -57,7 +55,19 @@ void Room(JsonWriter& w, std::string_view key, const RoomPlan& room, const Model
     Number(w, "reserve", room.reserve);
   }
   Number(w, "pool", room.pool);
-  Number(w, "num_blocks", room.num_blocks);
+  if (!room.pools.empty()) {
+    Number(w, "num_blocks", room.pools[0].num_blocks);
+    w.Key("pools");
+    w.BeginArray();
+    for (const RoomPlan::Pool& pool : room.pools) {
+      w.BeginObject();
+      Number(w, "num_blocks", pool.num_blocks);
+      Number(w, "block_bytes", pool.block_bytes);
+      Number(w, "blocks_per_sequence", pool.per_sequence);
+      w.EndObject();
+    }
+    w.EndArray();
+  }
   Number(w, "sequences", room.sequences);
   Number(w, "tokens", room.tokens);
   if (plan.options.concurrency > 0) {

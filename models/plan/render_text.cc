@@ -129,8 +129,10 @@ Section SequenceSection(const ModelPlan& plan, const std::vector<std::string>& l
                                        ? WithCommas(static_cast<int64_t>(plan.published_per_token))
                                        : fmt::format("{:.2f}", plan.published_per_token),
                                    WithCommas(plan.context))});
-  out.cells.push_back({"in pages", BytesText(plan.paged_at_context),
-                       fmt::format("blocks of {} tokens, whole", plan.block_size)});
+  out.cells.push_back(
+      {"in pages", BytesText(plan.paged_at_context),
+       fmt::format("whole blocks of {} tokens; states with their snapshots",
+                   plan.options.rule == PlanRule::kTransformers ? 16 : plan.block_size)});
   if (plan.outgrown_at > 0) {
     out.cells.push_back({"outgrows weights",
                          fmt::format("at {} tokens", WithCommas(plan.outgrown_at)),
@@ -149,13 +151,17 @@ std::string FitText(const RoomPlan& room, const ModelPlan& plan) {
 }
 
 void AddRoom(const RoomPlan& room, const ModelPlan& plan, Section& out) {
-  if (room.num_blocks > 0) {
-    out.cells.push_back({"blocks", WithCommas(room.num_blocks),
-                         fmt::format("of {} tokens, main pool", plan.block_size)});
+  for (size_t p = 0; p < room.pools.size(); ++p) {
+    const RoomPlan::Pool& pool = room.pools[p];
+    out.cells.push_back({p == 0 ? std::string("blocks") : fmt::format("blocks, pool {}", p + 1),
+                         WithCommas(pool.num_blocks),
+                         fmt::format("{} each, {} a sequence", BinaryText(pool.block_bytes),
+                                     WithCommas(pool.per_sequence))});
   }
-  out.cells.push_back({"sequences", FitText(room, plan),
-                       fmt::format("{} / {} each; {} tokens in all", BinaryText(room.pool),
-                                   BinaryText(plan.paged_at_context), WithCommas(room.tokens))});
+  const int64_t each = room.pools.empty() ? plan.held_at_context : plan.paged_at_context;
+  out.cells.push_back(
+      {"sequences", FitText(room, plan),
+       fmt::format("of {} each; {} tokens in all", BinaryText(each), WithCommas(room.tokens))});
 }
 
 std::vector<Section> MemorySections(const ModelPlan& plan) {

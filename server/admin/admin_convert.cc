@@ -197,6 +197,8 @@ void ToProto(const MemoryProfile& p, pb::MemoryProfile& out) {
   out.set_num_blocks(U32(p.num_blocks));
   out.set_block_size(U32(p.block_size));
   out.set_rule(p.rule);
+  out.set_host_cache(U64(p.host_cache));
+  out.set_max_num_blocks(U32(p.max_num_blocks));
 }
 
 void AddPools(const CacheLayout& layout, const EngineSnapshot& snapshot, pb::MemoryProfile& out) {
@@ -279,14 +281,34 @@ void ToProto(const EngineSnapshot& snapshot, int32_t block_size, pb::BlockStats&
   out.set_rewritten_blocks(U64(c.unsealed_writes));
   out.set_saved_blocks(U64(c.saved));
   out.set_loaded_blocks(U64(c.loaded));
+  out.set_file_loaded_blocks(U64(c.file_loaded));
+  out.set_file_saved_blocks(U64(c.file_saved));
+  out.set_file_lost_blocks(U64(c.file_not_saved));
 }
 
-void ToProto(const CacheCounts& counts, pb::CacheTransfer& out) {
-  out.set_entries(U64(counts.entries));
-  out.set_tokens(U64(counts.tokens));
-  out.set_bytes(U64(counts.bytes));
-  out.set_known(U64(counts.known));
-  out.set_dropped(U64(counts.dropped));
+void ToProto(const CacheTransfer& transfer, pb::CacheTransfer& out) {
+  out.set_entries(U64(transfer.entries));
+  out.set_tokens(U64(transfer.tokens));
+  out.set_bytes(U64(transfer.bytes));
+  out.set_known(U64(transfer.known));
+  out.set_dropped(U64(transfer.dropped));
+}
+
+void ToProto(const PageFileStats& stats, pb::FileTierStats& out) {
+  out.set_entries(stats.entries);
+  out.set_bytes(stats.bytes);
+  out.set_queued_bytes(stats.queued_bytes);
+  out.set_gets(stats.gets);
+  out.set_hits(stats.hits);
+  out.set_written(stats.written);
+  out.set_evicted(stats.evicted);
+  out.set_dropped_queue_full(stats.dropped_queue_full);
+  out.set_dropped_no_room(stats.dropped_no_room);
+  out.set_write_errors(stats.write_errors);
+  out.set_last_write_error(stats.last_write_error);
+  for (size_t i = 0; i < stats.faults.size(); ++i) {
+    (*out.mutable_faults())[std::string(Name(static_cast<PageFault>(i)))] = stats.faults[i];
+  }
 }
 
 size_t FillBatch(const BlockList& list, size_t next, size_t max_bytes, pb::BlockBatch& out) {
@@ -296,6 +318,7 @@ size_t FillBatch(const BlockList& list, size_t next, size_t max_bytes, pb::Block
     bytes += block.ByteSizeLong();
   }
   out.set_truncated(next == list.blocks.size() && list.truncated);
+  out.set_step(U64(list.step));
   return next;
 }
 
@@ -306,6 +329,7 @@ size_t FillBatch(const RequestList& list, size_t next, size_t max_bytes, pb::Req
     bytes += request.ByteSizeLong();
   }
   out.set_truncated(next == list.requests.size() && list.truncated);
+  out.set_step(U64(list.step));
   return next;
 }
 
@@ -325,6 +349,7 @@ size_t FillBatch(const PrefixTree& tree, size_t next, size_t max_bytes, pb::Pref
     bytes += node.ByteSizeLong();
   }
   out.set_truncated(next == tree.nodes.size() && tree.truncated);
+  out.set_step(U64(tree.step));
   return next;
 }
 

@@ -20,7 +20,8 @@ void ToProto(const MemoryProfile& profile, pb::MemoryProfile& out);
 // The pools as they are now.
 void AddPools(const CacheLayout& layout, const EngineSnapshot& snapshot, pb::MemoryProfile& out);
 void ToProto(const EngineSnapshot& snapshot, int32_t block_size, pb::BlockStats& out);
-void ToProto(const CacheCounts& counts, pb::CacheTransfer& out);
+void ToProto(const CacheTransfer& transfer, pb::CacheTransfer& out);
+void ToProto(const PageFileStats& stats, pb::FileTierStats& out);
 
 // Batches of a list, from entry `next` on, of at least one entry and not much more than `max_bytes`
 // bytes. Returns the entry after the last one in it.

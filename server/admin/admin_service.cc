@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "models/rope_config.h"
+#include "models/pool_sizes.h"
 #include "server/admin/admin_convert.h"
 #include "server/admin/batch_reactor.h"
 #include "server/admin/cache_actions.h"
@@ -170,6 +170,7 @@ grpc::ServerUnaryReactor* AdminService::GetBlockStats(grpc::CallbackServerContex
                                                       const pb::GetBlockStatsRequest*,
                                                       pb::BlockStats* stats) {
   ToProto(engine_.snapshot(), facts_.options.block_size, *stats);
+  if (control_.files != nullptr) ToProto(control_.files(), *stats->mutable_files());
   return Answer(context);
 }
 
@@ -278,15 +279,13 @@ grpc::ServerUnaryReactor* AdminService::UpdateConfig(grpc::CallbackServerContext
     return Answer(context,
                   InvalidArgument("num_blocks={} is outside [1, {})", num_blocks, INT32_MAX));
   }
-  // As at the start, so that the same num_blocks gives the same pools.
-  const ServerOptions& o = facts_.options;
-  const PoolMix mix{
-      .max_model_len = o.max_model_len > 0 ? o.max_model_len : LongestSequence(facts_.config),
-      .max_num_seqs = o.max_num_seqs,
-      .max_step_tokens = o.max_num_batched_tokens};
-  return OnEngine(context, [this, mix, num_blocks, reply](Scheduler& s) -> absl::Status {
+  if (request->has_num_blocks() && control_.set_num_blocks == nullptr) {
+    return Answer(context,
+                  absl::UnimplementedError("num_blocks can't be changed while this is served"));
+  }
+  return OnEngine(context, [this, num_blocks, reply](Scheduler& s) -> absl::Status {
     if (num_blocks > 0) {
-      RETURN_IF_ERROR(ResizePools(s, control_, mix, static_cast<int32_t>(num_blocks)));
+      RETURN_IF_ERROR(control_.set_num_blocks(s, static_cast<int32_t>(num_blocks)));
     }
     for (const PagePool& pool : s.blocks().pools()) reply->add_num_blocks(U32(pool.num_usable()));
     reply->set_main_pool(U32(MainPool(layout_)));
@@ -296,7 +295,7 @@ grpc::ServerUnaryReactor* AdminService::UpdateConfig(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* AdminService::Transfer(
     grpc::CallbackServerContext* context, const std::string& directory,
-    const std::function<absl::StatusOr<CacheCounts>(const std::string&)>& run,
+    const std::function<absl::StatusOr<CacheTransfer>(const std::string&)>& run,
     pb::CacheTransfer* reply) {
   absl::StatusOr<std::string> path = ResolveCachePath(facts_.options.cache_directory, directory);
   if (!path.ok()) return Answer(context, path.status());
@@ -304,7 +303,7 @@ grpc::ServerUnaryReactor* AdminService::Transfer(
     return Answer(context, absl::UnimplementedError("this model's cache can't be saved or loaded"));
   }
   return OnEngine(context, [&run, path = *std::move(path), reply](Scheduler&) -> absl::Status {
-    ASSIGN_OR_RETURN(const CacheCounts counts, run(path));
+    ASSIGN_OR_RETURN(const CacheTransfer counts, run(path));
     ToProto(counts, *reply);
     return absl::OkStatus();
   });

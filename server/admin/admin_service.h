@@ -97,7 +97,7 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
                                                     std::function<List(Scheduler&)> copy);
   grpc::ServerUnaryReactor* Transfer(
       grpc::CallbackServerContext* context, const std::string& directory,
-      const std::function<absl::StatusOr<CacheCounts>(const std::string&)>& run,
+      const std::function<absl::StatusOr<CacheTransfer>(const std::string&)>& run,
       ::quire::v1::CacheTransfer* reply);
 
   const ServerFacts& facts_;

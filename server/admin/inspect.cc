@@ -89,6 +89,7 @@ int64_t Us(Clock::duration d) {
 BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter) {
   const BlockManager& blocks = scheduler.blocks();
   BlockList list;
+  list.step = scheduler.stats().steps;
   std::vector<PageKey> chosen = Choose(scheduler, filter);
   list.truncated = chosen.size() > filter.limit;
   if (list.truncated) chosen.pop_back();
@@ -128,6 +129,7 @@ BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter) {
 RequestList CopyRequests(const Scheduler& scheduler, const std::string& request_id, bool tables,
                          size_t limit) {
   RequestList list;
+  list.step = scheduler.stats().steps;
   for (const GroupLayout& group : scheduler.blocks().layout().groups) {
     list.pool_of_group.push_back(group.pool);
   }
@@ -164,6 +166,7 @@ PrefixTree CopyPrefixTree(const Scheduler& scheduler, bool tokens, size_t limit)
   const PrefixIndex& index = blocks.index();
   const size_t num_groups = blocks.layout().groups.size();
   PrefixTree tree;
+  tree.step = scheduler.stats().steps;
   absl::flat_hash_set<RootId> roots;
   index.ForEach(
       [&](NodeId node) {

@@ -38,6 +38,7 @@ struct BlockList {
   std::vector<BlockView> blocks;  // by pool, then id
   std::vector<std::string> request_ids;
   bool truncated = false;
+  int64_t step = 0;  // SchedulerStats::steps of the moment
 };
 
 BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter);
@@ -68,6 +69,7 @@ struct RequestList {
   std::vector<RequestView> requests;  // in the policy's order
   std::vector<int32_t> pool_of_group;
   bool truncated = false;
+  int64_t step = 0;  // SchedulerStats::steps of the moment
 };
 
 RequestList CopyRequests(const Scheduler& scheduler, const std::string& request_id, bool tables,
@@ -94,6 +96,7 @@ struct PrefixTree {
   std::vector<RootView> roots;
   std::vector<NodeView> nodes;  // parents before children
   bool truncated = false;
+  int64_t step = 0;  // SchedulerStats::steps of the moment
 };
 
 PrefixTree CopyPrefixTree(const Scheduler& scheduler, bool tokens, size_t limit);

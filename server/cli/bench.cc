@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -227,6 +228,54 @@ int RunBench(const BenchOptions& o) {
   return 0;
 }
 
+// What 64 clients wait that come at once with one prefix that nobody has: the prefix must be
+// computed once, and nobody may wait longer than for that and for what the warmed case takes.
+int RunSharing(const BenchOptions& o) {
+  const std::shared_ptr<grpc::Channel> channel = o.address.Connect();
+  const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(channel);
+  pb::ModelInfo model;
+  grpc::ClientContext context;
+  const grpc::Status status = pb::Admin::NewStub(channel)->GetModelInfo(&context, {}, &model);
+  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
+  constexpr size_t kPrefix = 512;
+  std::vector<double> ratios;
+  fmt::print("{:>4}{:>14}{:>14}{:>14}{:>12}{:>22}\n", "run", "prefix ms", "warm p50 ms",
+             "cold p50 ms", "cold hits", "cold / (prefix + warm)");
+  for (int run = 0; run < o.runs; ++run) {
+    std::vector<Workload> parts;  // one for each prefix or set of own parts that is needed
+    for (int i = 0; i < 3; ++i) {
+      absl::StatusOr<Workload> w =
+          MakeWorkload("W4", 3 * run + i, static_cast<int32_t>(model.vocab_size()), o.seed);
+      if (!w.ok()) return Fail(kExitUsage, Message(w.status()).c_str());
+      parts.push_back(*std::move(w));
+    }
+    Workload prefix = parts[0];
+    prefix.prompts.resize(1);
+    prefix.prompts[0].resize(kPrefix);
+    prefix.max_tokens = 1;
+    const Workload& cold = parts[1];
+    Workload warm = parts[2];  // the cold ones' prefix, other own parts
+    for (std::vector<TokenId>& prompt : warm.prompts) {
+      std::copy_n(cold.prompts[0].begin(), kPrefix, prompt.begin());
+    }
+    LatencySummary summaries[3];
+    uint64_t cold_hits = 0;
+    const Workload* const order[] = {&prefix, &cold, &warm};
+    for (size_t i = 0; i < 3; ++i) {
+      const RunTotals totals = Run(*stub, *order[i]).Execute();
+      if (!totals.error.empty()) return Fail(kExitFailed, totals.error.c_str());
+      summaries[i] = Summarize(totals.traces);
+      if (i == 1) cold_hits = totals.cached_tokens / kPrefix;
+    }
+    const double bound = summaries[0].ttft_ms.p50 + summaries[2].ttft_ms.p50;
+    ratios.push_back(summaries[1].ttft_ms.p50 / bound);
+    fmt::print("{:>4}{:>14.1f}{:>14.1f}{:>14.1f}{:>12}{:>22.3f}\n", run, summaries[0].ttft_ms.p50,
+               summaries[2].ttft_ms.p50, summaries[1].ttft_ms.p50, cold_hits, ratios.back());
+  }
+  fmt::print("median ratio {:.3f}\n", Summarize(ratios).p50);
+  return 0;
+}
+
 }  // namespace
 
 Subcommand MakeBench(CLI::App& parent) {
@@ -245,7 +294,14 @@ Subcommand MakeBench(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--seed", o->seed, "of the prompts")->capture_default_str();
   app->add_flag("--json", o->json, "print a JSON array instead of tables");
-  return {bench, [o] { return RunBench(*o); }};
+  CLI::App* const sharing = bench->add_subcommand(
+      "sharing", "64 requests at once with one cold prefix: what they wait against a warm one");
+  o->address.AddOptions(*sharing);
+  sharing->add_option("--runs", o->runs, "with fresh prompts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  sharing->add_option("--seed", o->seed, "of the prompts")->capture_default_str();
+  return {bench, [o, sharing] { return sharing->parsed() ? RunSharing(*o) : RunBench(*o); }};
 }
 
 }  // namespace quire
