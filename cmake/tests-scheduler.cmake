@@ -1,6 +1,7 @@
 quire_test(branches_test DEPS paged_cache)
 quire_test(shared_pages_test DEPS scheduler)
 quire_test(scheduler_tiers_test DEPS scheduler)
+quire_test(scheduler_golden_test DEPS scheduler)
 quire_test(scheduler_test DEPS scheduler)
 quire_test(scheduler_simulation_test DEPS scheduler)
 quire_test(scheduler_cases_test DEPS scheduler)

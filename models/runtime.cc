@@ -183,10 +183,15 @@ absl::StatusOr<std::unique_ptr<PageFileStore>> Runtime::OpenFiles(const std::str
   for (const GroupLayout& group : layout.groups) {
     entry += layout.pools[static_cast<size_t>(group.pool)].page_bytes;
   }
-  return PageFileStore::Open({.directory = directory,
-                              .layout = MakePageFileLayout(layout, page_fingerprint_),
-                              .max_bytes = static_cast<uint64_t>(max_bytes),
-                              .queue_bytes = std::max(kQueueBytes, 4 * entry)});
+  // A folder for each model and layout: a store drops what is not of its own.
+  const PageFileLayout files = MakePageFileLayout(layout, page_fingerprint_);
+  std::string all = files.fingerprint;
+  for (const uint64_t bytes : files.group_bytes) all += fmt::format(" {}", bytes);
+  return PageFileStore::Open(
+      {.directory = fmt::format("{}/{}", directory, Sha256(all).ToHex().substr(0, 16)),
+       .layout = files,
+       .max_bytes = static_cast<uint64_t>(max_bytes),
+       .queue_bytes = std::max(kQueueBytes, 4 * entry)});
 }
 
 absl::Status Runtime::SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) {

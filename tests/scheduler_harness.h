@@ -168,6 +168,10 @@ class Harness {
     batch_ = scheduler_->Schedule(events_);
     Deliver();
     const bool ran = !batch_.empty();
+    parts_.clear();
+    for (const ScheduledSeq& s : batch_.seqs) {
+      parts_.push_back({s.seq->request->id, s.first_pos, s.num_tokens});
+    }
     if (ran) {
       // Nobody starves: the first in order goes on in every step. (Ids are given out in order.)
       EXPECT_EQ(batch_.seqs[0].seq->request->id, *clients_.live().begin());
@@ -238,6 +242,13 @@ class Harness {
   const Seen& seen(RequestId id) const { return clients_[id]; }
   const Clients& clients() const { return clients_; }
   const ScheduledBatch& batch() const { return batch_; }  // of the last step; seqs may be gone
+  // Of the last step: request, first position, tokens; in the batch's order.
+  struct Part {
+    RequestId request;
+    int32_t first_pos;
+    int32_t num_tokens;
+  };
+  const std::vector<Part>& parts() const { return parts_; }
   PagePool& pool(size_t i = 0) { return pools_[i]; }
   BlockManager& blocks() { return *blocks_; }
   Scheduler& scheduler() { return *scheduler_; }
@@ -278,6 +289,7 @@ class Harness {
   std::unique_ptr<FakeExecutor> executor_;
   Clients clients_;
   ScheduledBatch batch_;
+  std::vector<Part> parts_;
   std::vector<TokenEvent> events_;
   std::vector<TokenEvent> history_;
   RequestId last_id_ = 0;
