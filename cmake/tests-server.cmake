@@ -30,7 +30,7 @@ if(QUIRE_SERVER)
   else()
     set(smollm2 ${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf)
   endif()
-  foreach(name generate serve)
+  foreach(name generate serve admin)
     add_test(NAME e2e_${name}_test
       COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}_test.py)
     set_tests_properties(e2e_${name}_test PROPERTIES TIMEOUT 900 ENVIRONMENT

@@ -118,6 +118,19 @@ std::string StatsText(const pb::BlockStats& s) {
                         s.host_total_blocks() - s.swapped_blocks() - s.host_cached_blocks(),
                         s.saved_blocks(), s.loaded_blocks());
   }
+  if (s.has_files()) {
+    const pb::FileTierStats& f = s.files();
+    uint64_t faults = 0;
+    for (const auto& fault : f.faults()) faults += fault.second;
+    text += fmt::format(
+        "file tier: {} entries, {}, {} queued; {} of {} reads found, {} written, {} evicted, {} "
+        "without room, {} dropped at fault{}\n",
+        f.entries(), Bytes(f.bytes()), Bytes(f.queued_bytes()), f.hits(), f.gets(), f.written(),
+        f.evicted(), f.dropped_queue_full() + f.dropped_no_room(), faults,
+        f.write_errors() > 0
+            ? fmt::format("; {} writes failed, last: {}", f.write_errors(), f.last_write_error())
+            : "");
+  }
   text += fmt::format(
       "requests: {} live, {} of them queued; sequences: {} running, {} waiting\n"
       "since start: {} steps, {} tokens generated, {} preemptions ({} by swap, {} swapped in)\n"
