@@ -219,26 +219,20 @@ std::string TreeText(const pb::PrefixBatch& all) {
   };
   const auto print_run = [&](int32_t first, size_t indent) {
     const pb::PrefixNode* n = nodes[first];
-    uint32_t from = n->depth_tokens();
-    int num_nodes = 0;
+    const uint32_t from = n->parent() < 0 ? 0 : nodes[n->parent()]->depth_tokens();
     int64_t blocks = 0;
     int64_t slots = 0;
     std::string tokens;
     while (true) {
-      ++num_nodes;
       for (const pb::PrefixContent& c : n->contents()) ++(c.has_block() ? blocks : slots);
       for (const uint32_t id : n->token_ids()) tokens += fmt::format(" {}", id);
       const std::vector<int32_t>& next = children[n->node()];
       if (n->children() != 1 || next.size() != 1) break;
       n = nodes[next[0]];
     }
-    const uint32_t block =
-        num_nodes > 1 ? (n->depth_tokens() - from) / static_cast<uint32_t>(num_nodes - 1) : 0;
-    from = num_nodes > 1 ? from - block : from;
     text += fmt::format(
-        "{:{}}{} {} tokens: {} blocks{}, hash {}{}\n", "", 2 * indent,
-        num_nodes > 1 ? fmt::format("{}..", from) : std::string("to"), n->depth_tokens(), blocks,
-        slots > 0 ? fmt::format(", {} in the host tier", slots) : "", Short(n->hash()),
+        "{:{}}{}..{} tokens: {} blocks{}, hash {}{}\n", "", 2 * indent, from, n->depth_tokens(),
+        blocks, slots > 0 ? fmt::format(", {} in the host tier", slots) : "", Short(n->hash()),
         n->children() > 1 ? fmt::format(", {} branches", n->children()) : "");
     if (!tokens.empty()) text += fmt::format("{:{}} {}\n", "", 2 * indent + 1, tokens);
     push(children[n->node()], indent + 1);

@@ -41,7 +41,7 @@ class AdminTest(unittest.TestCase):
             self.assertEqual(len(self.json(daemon, "blocks", "--state", "cached")["blocks"]), 4)
             self.assertIn("cached", self.admin(daemon, "blocks"))
 
-            stream = daemon.generation.Generate(greedy([5, 6, 7], 4000))
+            stream = daemon.generation.Generate(greedy([5, 6, 7], 2000))
             next(stream)
             requests = self.json(daemon, "requests")["requests"]
             self.assertEqual(len(requests), 1)
@@ -83,4 +83,4 @@ class AdminTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)
