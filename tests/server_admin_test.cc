@@ -9,7 +9,7 @@ namespace quire::server_test {
 namespace {
 
 using grpc::StatusCode;
-using PageKey = std::pair<uint32_t, uint32_t>;  // pool, block
+using PoolPage = std::pair<uint32_t, uint32_t>;  // pool, block
 
 RuntimeOptions Small(int32_t num_blocks) {
   RuntimeOptions o;
@@ -59,8 +59,8 @@ void ExpectBooksAgree(const Moment& m) {
   }
 
   // B01: references are the entries of the tables, block by block, and the holders are theirs.
-  std::map<PageKey, uint32_t> entries;
-  std::map<PageKey, std::set<std::string>> holders;
+  std::map<PoolPage, uint32_t> entries;
+  std::map<PoolPage, std::set<std::string>> holders;
   uint32_t swapped = 0;
   for (const pb::RequestInfo& r : m.requests.requests()) {
     for (const pb::BranchInfo& b : r.branches()) {
@@ -80,7 +80,7 @@ void ExpectBooksAgree(const Moment& m) {
   }
   EXPECT_EQ(s.swapped_blocks(), swapped);
   for (const pb::BlockInfo& b : m.blocks.blocks()) {
-    const PageKey key{b.pool(), b.block()};
+    const PoolPage key{b.pool(), b.block()};
     EXPECT_EQ(b.refs(), entries[key]) << b.ShortDebugString();  // no pins here
     EXPECT_FALSE(b.pinned());
     EXPECT_EQ(std::set<std::string>(b.request_ids().begin(), b.request_ids().end()), holders[key]);

@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-using PageKey = std::pair<size_t, PageId>;  // pool, page
+using PoolPage = std::pair<size_t, PageId>;  // pool, page
 
 // visit(request, pool, page) for each entry of each table of what runs.
 template <typename Visit>
@@ -32,9 +32,9 @@ bool Wants(const BlockFilter& filter, const PagePool& pool, PageId page) {
 }
 
 // Up to limit + 1 pages, by pool and id.
-std::vector<PageKey> Choose(const Scheduler& scheduler, const BlockFilter& filter) {
+std::vector<PoolPage> Choose(const Scheduler& scheduler, const BlockFilter& filter) {
   const std::span<const PagePool> pools = scheduler.blocks().pools();
-  std::vector<PageKey> chosen;
+  std::vector<PoolPage> chosen;
   if (!filter.request_id.empty()) {
     ForEachEntry(scheduler, [&](const LiveRequest& live, size_t pool, PageId page) {
       if (live.request->client_id == filter.request_id && filter.pool.value_or(pool) == pool &&
@@ -90,11 +90,11 @@ BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter) {
   const BlockManager& blocks = scheduler.blocks();
   BlockList list;
   list.step = scheduler.stats().steps;
-  std::vector<PageKey> chosen = Choose(scheduler, filter);
+  std::vector<PoolPage> chosen = Choose(scheduler, filter);
   list.truncated = chosen.size() > filter.limit;
   if (list.truncated) chosen.pop_back();
 
-  absl::flat_hash_map<PageKey, size_t> place;  // of the used ones
+  absl::flat_hash_map<PoolPage, size_t> place;  // of the used ones
   const int64_t now = scheduler.now_ms();
   for (const auto& [pool, page] : chosen) {
     BlockView view{.info = blocks.InspectPage(pool, page)};
@@ -102,13 +102,13 @@ BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter) {
     if (view.info.sealed && view.info.retention.expires_ms != kNoExpiry) {
       view.ttl_ms = std::max<int64_t>(1, view.info.retention.expires_ms - now);
     }
-    if (view.info.refs > 0) place.emplace(PageKey(pool, page), list.blocks.size());
+    if (view.info.refs > 0) place.emplace(PoolPage(pool, page), list.blocks.size());
     list.blocks.push_back(std::move(view));
   }
   std::vector<int32_t> seen(list.blocks.size());
   absl::flat_hash_map<RequestId, uint32_t> name;
   ForEachEntry(scheduler, [&](const LiveRequest& live, size_t pool, PageId page) {
-    const auto it = place.find(PageKey(pool, page));
+    const auto it = place.find(PoolPage(pool, page));
     if (it == place.end()) return;
     ++seen[it->second];
     const auto [entry, is_new] =
