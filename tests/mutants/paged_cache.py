@@ -5,7 +5,8 @@ it with the tests of a build folder and runs them. A mutant that makes no test f
 
     cmake --preset release && ninja -C build/release \\
         page_pool_test page_pool_retention_test cache_policy_test block_manager_test \\
-        block_manager_cases_test block_manager_admin_test block_manager_model_test
+        block_manager_cases_test block_manager_admin_test block_manager_tiers_test \\
+        block_manager_model_test block_manager_exhaustive_test
     python3 tests/mutants/paged_cache.py --build build/release --sample 80
     python3 tests/mutants/paged_cache.py --build build/release --headers --sample 20
 
@@ -34,9 +35,9 @@ HEADERS = ["page_table.h", "cache_policy.h", "prefix_index.h", "retention.h"]
 # The quickest first. A file's mutants are not shown to tests that do not link it.
 TESTS = [("page_pool_test", "*"), ("page_pool_retention_test", "*"), ("cache_policy_test", "*"),
          ("block_manager_test", "*"), ("block_manager_cases_test", "*"),
-         ("block_manager_admin_test", "*"),
-         ("block_manager_model_test", "*Walks*"), ("block_manager_model_test", "Exhaustive*Sliding*"),
-         ("block_manager_model_test", "Exhaustive*Tiers*")]
+         ("block_manager_admin_test", "*"), ("block_manager_tiers_test", "*"),
+         ("block_manager_model_test", "*Walks*"), ("block_manager_exhaustive_test", "*Sliding*"),
+         ("block_manager_exhaustive_test", "*Tiers*")]
 MANAGER_ONLY = ["page_pool_test", "page_pool_retention_test", "cache_policy_test"]
 BLIND = {name: MANAGER_ONLY for name in SOURCES}
 BLIND["page_pool.cc"] = ["cache_policy_test"]
