@@ -4,3 +4,4 @@ foreach(name page_pool_test page_pool_retention_test prefix_hash_test cache_layo
   quire_test(${name} DEPS paged_cache)
 endforeach()
 quire_test(block_manager_exhaustive_test DEPS paged_cache TIMEOUT 300)
+quire_test(prefix_cases_test DEPS models TIMEOUT 300)
