@@ -269,6 +269,33 @@ TEST(Inspect, LeavesRetiredPagesOut) {
   EXPECT_EQ(cached, 2);
 }
 
+TEST(Inspect, WalksTheTreeFromItsRoots) {
+  Cache c(20, kSize);
+  const RootId other = c.manager.InternRoot("other");
+  const Cache::Seq a = c.Run(Text(3 * kSize));
+  const Cache::Seq b = c.Run(Join(Text(kSize), Text(kSize, 500)));
+  const Cache::Seq d = c.Run(Text(kSize), other);
+  Cache::Seq gone = c.Run(Text(2 * kSize, 900));
+  gone.tables = {};
+  c.manager.Flush();  // all of these are detached now
+  const Cache::Seq again = c.Run(Join(Text(2 * kSize), {1}));
+  const Cache::Seq there = c.Run(Text(kSize), other);
+  const PrefixIndex& index = c.manager.index();
+  std::vector<NodeId> nodes;
+  index.ForEach([&](NodeId node) { nodes.push_back(node); });
+  ASSERT_EQ(nodes.size(), 3u);
+  std::multiset<std::string> keys;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    EXPECT_FALSE(index.is_detached(nodes[i]));
+    keys.insert(std::string(index.root_key(index.root(nodes[i]))));
+    if (index.depth(nodes[i]) == 1) continue;
+    EXPECT_LT(std::find(nodes.begin(), nodes.end(), index.parent(nodes[i])) - nodes.begin(),
+              static_cast<std::ptrdiff_t>(i))
+        << "parents come first";
+  }
+  EXPECT_EQ(keys, (std::multiset<std::string>{"", "", "other"}));
+}
+
 // ---- retention ----
 
 SequenceSpec Keeping(int32_t begin, int32_t end, int32_t priority, int64_t ttl_ms) {
