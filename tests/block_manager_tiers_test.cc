@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "tests/cache_harness.h"
@@ -220,6 +221,34 @@ TEST(HostTier, ItsOldestGoForGood) {
   EXPECT_EQ(c.Match(Join(Text(2 * kSize, 0), {1})).hit, 0);
   EXPECT_EQ(c.Match(Join(Text(2 * kSize, 1000), {1})).hit, kSize) << "its end went first";
   c.Audit({});
+}
+
+// How long a page is to be kept holds in both tiers.
+TEST(HostTier, RetentionMovesAlong) {
+  Cache c(3, kSize, {}, /*num_host=*/3);
+  RetentionPolicy policy;
+  policy.ranges.push_back({0, INT32_MAX, 90, /*ttl_ms=*/50});
+  const auto dear = Text(2 * kSize);
+  {
+    Cache::Seq s{.tokens = dear};
+    PrefixHit hit = c.manager.MatchPrefix(
+        c.root, dear, {}, {.retention = std::make_shared<const RetentionPolicy>(policy)});
+    s.tables = std::move(hit.tables);
+    ASSERT_TRUE(c.Grow(s));
+    c.Commit(s);
+  }
+  c.Run(Text(3 * kSize, 5000)).tables = {};
+  EXPECT_EQ(c.host[0].num_cached(), 2);
+  // Plain pages go through the tier and leave first.
+  c.Run(Text(3 * kSize, 6000)).tables = {};
+  c.Run(Text(3 * kSize, 7000)).tables = {};
+  EXPECT_EQ(Dropped(c.host[0], DropReason::kEvicted), 5);
+  const Cache::Seq again = c.Match(Join(dear, {1}));
+  ASSERT_EQ(again.hit, 2 * kSize);
+  for (const PageId page : again.ids()) {
+    EXPECT_EQ(c.pool().retention(page), (Retention{90, 50}));
+  }
+  c.Audit({&again});
 }
 
 TEST(HostTier, WithoutRoomToLoadItIsAMiss) {
