@@ -251,6 +251,23 @@ TEST(HostTier, RetentionMovesAlong) {
   c.Audit({&again});
 }
 
+TEST(HostTier, WhoBringsPagesBackSaysHowLongTheyStay) {
+  Cache c(4, kSize, {}, /*num_host=*/4);
+  const auto tokens = Text(2 * kSize + 1);
+  c.Run(tokens).tables = {};
+  c.Run(Text(4 * kSize, 5000)).tables = {};
+  RetentionPolicy policy;
+  policy.ranges.push_back({0, kSize, 90, 0});  // of the first block only
+  std::vector<PrefixHash> chain;
+  ExtendChain(tokens, kSize, chain);
+  const PrefixHit hit = c.manager.MatchPrefix(
+      c.root, tokens, chain, {.retention = std::make_shared<const RetentionPolicy>(policy)});
+  ASSERT_EQ(hit.num_tokens, 2 * kSize);
+  ASSERT_EQ(c.manager.stats().loaded, 2);
+  EXPECT_EQ(c.pool().retention(hit.tables.groups[0][0]), (Retention{90, kNoExpiry}));
+  EXPECT_EQ(c.pool().retention(hit.tables.groups[0][1]), Retention{});
+}
+
 TEST(HostTier, WithoutRoomToLoadItIsAMiss) {
   Cache c(4, kSize, {}, /*num_host=*/8);
   const auto tokens = Text(3 * kSize + 1);
