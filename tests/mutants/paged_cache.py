@@ -69,6 +69,11 @@ EXPLAINED = {
     "if (group_of(g).kind == CacheKind::kCrossAttention) continue;  =>  "
     "if (group_of(g).kind == CacheKind::kCrossAttention) ;":
         "in LongestServable: streaks of such groups are not looked at",
+    "if (num_full >= t.num_sealed) return;  =>  if (num_full > t.num_sealed) return;":
+        "in Truncate: at equality all that follows sets what is there already",
+    "const PageId page = i < table.num_pages() ? table[i] : kNullPage;  =>  "
+    "const PageId page = i <= table.num_pages() ? table[i] : kNullPage;":
+        "reads past the end, which the asan build sees",
     "return false;  =>  return true;":
         "in Demote, of a page that is gone already: the caller returns as well",
 }
