@@ -204,6 +204,17 @@ TEST(PagePool, RowsOfTablesAreUsedAgain) {
   EXPECT_EQ(table.ids().data(), memory);
 }
 
+TEST(PagePool, SpareRowsAreBoundedAndNeverEmpty) {
+  PagePool pool(3, 16);
+  pool.ReturnRow(std::vector<PageId>(10, 7));
+  pool.ReturnRow({});
+  EXPECT_GT(pool.TakeRow().capacity(), 0u) << "a row without memory is none";
+  for (int i = 0; i < 6'000; ++i) pool.ReturnRow(std::vector<PageId>(1, 7));
+  int kept = 0;
+  while (pool.TakeRow().capacity() > 0) ++kept;
+  EXPECT_EQ(kept, 4096);
+}
+
 // Releases leaf before root, so that a chain is evicted from its end.
 TEST(PageTable, AChainIsEvictedLeafFirst) {
   PagePool pool(3, 16);
