@@ -141,6 +141,7 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
   }
   Node& n = at(id);
   n = Node{.parent = parent, .root = root, .in_use = true};
+  SetMoreHash(id, 0, 0);
   if (parent == kNoNode) return id;
   Node& p = at(parent);
   n.depth = p.depth + 1;
@@ -161,6 +162,12 @@ NodeId PrefixIndex::Find(NodeId parent, const PrefixHash& hash,
   if (at(it->second).parent != parent) return kNoNode;
   const std::span<const TokenId> own = tokens_of(it->second);
   return std::equal(own.begin(), own.end(), tokens.begin(), tokens.end()) ? it->second : kNoNode;
+}
+
+void PrefixIndex::SetMoreHash(NodeId node, uint64_t lo, uint64_t hi) {
+  const auto i = static_cast<size_t>(node);
+  if ((lo | hi) != 0 && i >= more_hash_.size()) more_hash_.resize(nodes_.capacity());
+  if (i < more_hash_.size()) more_hash_[i] = {lo, hi};
 }
 
 PrefixHash PrefixIndex::hash(NodeId node) const {
@@ -236,8 +243,7 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   const NodeId node = NewNode(parent, root);
   at(node).hash_lo = hash.lo;
   at(node).hash_hi = hash.hi;
-  if ((hash.more_lo | hash.more_hi) != 0) more_hash_.resize(nodes_.capacity());
-  if (!more_hash_.empty()) more_hash_[static_cast<size_t>(node)] = {hash.more_lo, hash.more_hi};
+  SetMoreHash(node, hash.more_lo, hash.more_hi);
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);

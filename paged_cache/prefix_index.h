@@ -193,6 +193,7 @@ class PrefixIndex final : public DropListener {
     return KeyOf(root, hash.lo, hash.hi);
   }
   uint64_t KeyOf(const Node& n) const { return KeyOf(n.root, n.hash_lo, n.hash_hi); }
+  void SetMoreHash(NodeId node, uint64_t lo, uint64_t hi);
   void Prefetch(NodeId node) const;
   PagePool& pool_of(size_t group) const {
     return pools_[static_cast<size_t>(layout_.groups[group].pool)];
@@ -228,7 +229,8 @@ class PrefixIndex final : public DropListener {
   Table<Node> nodes_;
   Table<TokenId> tokens_;    // [nodes, block_size]; roots' are unused
   Table<int32_t> contents_;  // [nodes, groups]: page, minus slot, or 0
-  // [nodes]: the second half of each hash; empty until one is not zero, as SHA-256's are.
+  // [nodes]: the second half of each hash; shorter, or empty, where it is zero, as all but
+  // SHA-256's are.
   std::vector<std::pair<uint64_t, uint64_t>> more_hash_;
   NodeId first_free_ = kNoNode;  // linked by next_sibling
   size_t num_free_ = 0;

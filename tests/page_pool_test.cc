@@ -183,6 +183,38 @@ TEST(PageTable, OwnsOneReferencePerEntry) {
   EXPECT_EQ(pool.num_active(), 0);
 }
 
+// Rows are used again, so that a fork allocates nothing.
+TEST(PagePool, RowsOfTablesAreUsedAgain) {
+  PagePool pool(3, 16);
+  EXPECT_EQ(pool.TakeRow().capacity(), 0u);
+  std::vector<PageId> row(100, 7);
+  const PageId* const memory = row.data();
+  pool.ReturnRow(std::move(row));
+  std::vector<PageId> again = pool.TakeRow();
+  EXPECT_EQ(again.data(), memory);
+  EXPECT_TRUE(again.empty());
+  EXPECT_GE(again.capacity(), 100u);
+  EXPECT_EQ(pool.TakeRow().capacity(), 0u) << "each row has one owner";
+  for (int i = 0; i < 10'000; ++i) {  // more often than rows are kept
+    pool.ReturnRow(std::move(again));
+    again = pool.TakeRow();
+  }
+  pool.ReturnRow(std::move(again));
+  const PageTable table(pool);
+  EXPECT_EQ(table.ids().data(), memory);
+}
+
+TEST(PagePool, SpareRowsAreBoundedAndNeverEmpty) {
+  PagePool pool(3, 16);
+  pool.ReturnRow(std::vector<PageId>(10, 7));
+  pool.ReturnRow({});
+  EXPECT_GT(pool.TakeRow().capacity(), 0u) << "a row without memory is none";
+  for (int i = 0; i < 6'000; ++i) pool.ReturnRow(std::vector<PageId>(1, 7));
+  int kept = 0;
+  while (pool.TakeRow().capacity() > 0) ++kept;
+  EXPECT_EQ(kept, 4096);
+}
+
 // Releases leaf before root, so that a chain is evicted from its end.
 TEST(PageTable, AChainIsEvictedLeafFirst) {
   PagePool pool(3, 16);

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "models/runtime.h"
-#include "tests/support/golden_file.h"
 #include "tests/support/server_rig.h"
+#include "tests/weight_files.h"
 
 namespace quire::server_test {
 
@@ -169,6 +169,15 @@ class ModelRig {
     const grpc::Status status = ReadAll(&pb::Admin::Stub::DumpPrefixTree, *admin_, request, all);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return all;
+  }
+
+  std::vector<pb::BlockInfo> BlockList() {
+    const pb::BlockBatch all = Blocks();
+    return {all.blocks().begin(), all.blocks().end()};
+  }
+  std::vector<pb::PrefixNode> Nodes(bool tokens = false) {
+    const pb::PrefixBatch all = Tree(tokens);
+    return {all.nodes().begin(), all.nodes().end()};
   }
 
   // All four views between the same two steps. Asked for together, they usually are; if not, again.
