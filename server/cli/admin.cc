@@ -25,7 +25,6 @@ namespace {
 namespace pb = ::quire::v1;
 
 constexpr const char* kHelp =
-    "look into a running daemon's cache, and act on it\n\n"
     "What is wrong?       quire admin stats      who holds the blocks, what was evicted and why\n"
     "Who holds them?      quire admin requests   then: quire admin blocks --request ID\n"
     "Why no prefix hits?  quire admin tree       which prefixes are cached, under which salt\n"
@@ -219,7 +218,9 @@ int RunLoad(const AdminOptions& o) {
 
 Subcommand MakeAdmin(CLI::App& parent) {
   auto o = std::make_shared<AdminOptions>();
-  CLI::App* const app = parent.add_subcommand("admin", kHelp);
+  CLI::App* const app =
+      parent.add_subcommand("admin", "look into a running daemon's cache, and act on it");
+  app->footer(kHelp);
   app->require_subcommand(1);
   auto commands = std::make_shared<std::vector<Subcommand>>();
   const auto add = [&](const char* name, const char* help, std::function<int()> run) {

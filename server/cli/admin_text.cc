@@ -259,14 +259,14 @@ std::string MemoryText(const pb::MemoryProfile& m) {
   line("limit", m.limit(), m.limit_source());
   line("others at the start", m.others());
   line("available", m.available(), m.available_source());
-  line("budget", m.budget(), m.rule());
+  line("budget", m.budget());
   line("weights", m.weights());
   line("activations of a full step", m.activation_peak());
   for (const pb::MemoryPart& part : m.activation_parts()) line("  " + part.what(), part.bytes());
   line("reserve", m.reserve());
   line("kv pool", m.kv_pool(),
-       fmt::format("{} blocks of {} tokens, {} bytes a token", m.num_blocks(), m.block_size(),
-                   m.bytes_per_token()));
+       fmt::format("{} blocks of {} tokens by {}, {} bytes a token", m.num_blocks(), m.block_size(),
+                   m.rule(), m.bytes_per_token()));
   for (int i = 0; i < m.pools_size(); ++i) {
     const pb::PoolMemory& p = m.pools(i);
     line(fmt::format("pool {} now", i), p.bytes(),

@@ -107,6 +107,9 @@ class ModelRig {
     };
     parts.cache.save = [this](const std::string& dir) { return runtime_->SaveCache(dir); };
     parts.cache.load = [this](const std::string& dir) { return runtime_->LoadCache(dir); };
+    if (const PageFileStore* const files = runtime_->cache_files()) {
+      parts.cache.files = [files] { return files->stats(); };
+    }
     auto daemon = Daemon::Start(std::move(parts));
     CHECK(daemon.ok(), "{}", Message(daemon.status()));
     daemon_ = *std::move(daemon);
@@ -140,7 +143,13 @@ class ModelRig {
     return Generate(request).usage.cached_tokens();
   }
 
-  pb::BlockStats Stats() {
+  // fresh: with all that was done before. (The snapshot is taken at a step's end, an action's
+  // answer comes at its beginning; one more answer is of the next step.)
+  pb::BlockStats Stats(bool fresh = true) {
+    if (fresh) {
+      pb::ListPinsResponse pins;
+      EXPECT_TRUE(Ask(&pb::Admin::Stub::ListPins, *admin_, pb::ListPinsRequest(), pins).ok());
+    }
     pb::BlockStats stats;
     const grpc::Status status =
         Ask(&pb::Admin::Stub::GetBlockStats, *admin_, pb::GetBlockStatsRequest(), stats);
@@ -190,7 +199,7 @@ class ModelRig {
       m.blocks = blocks.get();
       m.requests = requests.get();
       m.tree = tree.get();
-      m.stats = Stats();
+      m.stats = Stats(/*fresh=*/false);
       if (m.blocks.step() == m.stats.steps() && m.requests.step() == m.stats.steps() &&
           m.tree.step() == m.stats.steps()) {
         return m;
