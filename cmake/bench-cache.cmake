@@ -1,3 +1,6 @@
 add_executable(cache_bench ${CMAKE_SOURCE_DIR}/bench/cache_bench.cc)
 target_compile_options(cache_bench PRIVATE ${QUIRE_WARNINGS})
 target_link_libraries(cache_bench PRIVATE paged_cache kernels)
+add_executable(audit_bench ${CMAKE_SOURCE_DIR}/bench/audit_bench.cc)
+target_compile_options(audit_bench PRIVATE ${QUIRE_WARNINGS})
+target_link_libraries(audit_bench PRIVATE models)

@@ -39,6 +39,10 @@ struct EngineSnapshot {
   std::vector<PoolSnapshot> pools;  // in the order of CacheLayout::pools
 };
 
+// With QUIRE_DEBUG_CHECKS one step in so many is audited: each, with up to 20,000 pages in all
+// tiers. So the audit stays under 5% of a step of a small model (bench/audit_bench.cc).
+int64_t StepsPerAudit(const BlockManager& blocks);
+
 class Engine {
  public:
   // Engine thread. All events of a step, in order; never empty. Must not block.
@@ -117,6 +121,7 @@ class Engine {
   std::vector<TokenEvent> events_;  // reused every step
   int64_t places_returned_ = 0;     // of SchedulerStats::left_queue
   bool audited_ = true;             // since the last step
+  int64_t steps_since_audit_ = 0;
 
   std::thread thread_;
 };

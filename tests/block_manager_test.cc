@@ -318,6 +318,44 @@ TEST(BlockManager, AHitIsWhatEveryGroupCanServe) {
   EXPECT_NE(window[5], kNullPage);
 }
 
+// Of the states on its way a sequence keeps the snapshots that it may have to go back to, the
+// prompt's, and the one it is at.
+TEST(BlockManager, AStateGoesBackToItsSnapshots) {
+  CacheLayout layout;
+  layout.block_size = 2;
+  layout.groups = {{.group = {.kind = CacheKind::kState, .page_size = 2, .snapshot_interval = 6}}};
+  layout.pools = {{64}};
+  std::vector<PagePool> pools;
+  pools.emplace_back(20, 2);
+  BlockManager m(layout, pools, {.max_step_tokens = 3, .max_truncate_tokens = 8});
+  SequenceTables t = m.NewTables(m.InternRoot(""), {.prompt_tokens = 17});
+  std::vector<TokenId> tokens = Text(20);
+  std::vector<PrefixHash> chain;
+  std::vector<PageCopy> copies;
+  for (int32_t n = 1; n <= 20; ++n) {
+    ASSERT_TRUE(m.Grow(t, n - 1, n, copies));
+    m.Commit(t, tokens, n, chain);
+    std::set<int32_t> kept;  // by the tokens that a state has read
+    for (int32_t i = 0; i < t.groups[0].num_pages(); ++i) {
+      if (t.groups[0][i] != kNullPage) kept.insert((i + 1) * 2);
+    }
+    std::set<int32_t> want = {(n + 1) / 2 * 2};
+    // Back to at least n - 8: the last snapshot there, and all after it.
+    const int32_t first = std::max(0, n - 8) / 6 * 6;
+    for (const int32_t snapshot : {6, 12, 16, 18}) {
+      if (snapshot <= n && snapshot >= first) want.insert(snapshot);
+    }
+    EXPECT_EQ(kept, want) << n << " tokens";
+  }
+  EXPECT_EQ(m.ResumePoint(t, 20, 20), 20);
+  EXPECT_EQ(m.ResumePoint(t, 20, 19), 18);
+  EXPECT_EQ(m.ResumePoint(t, 20, 17), 16);
+  EXPECT_EQ(m.ResumePoint(t, 20, 15), 12);
+  m.Truncate(t, 12);
+  const SequenceTables* const live[] = {&t};
+  EXPECT_TRUE(m.Audit(live).ok()) << m.Audit(live);
+}
+
 // Both groups' hits are held before any page is taken: taking one group's new pages must not evict
 // the other group's hit.
 TEST(BlockManager, NothingOfAHitIsEvictedByItsOwnGrowth) {

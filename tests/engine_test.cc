@@ -406,5 +406,22 @@ TEST_F(EngineTest, DeadlineEndsARunningRequest) {
   EXPECT_EQ(clients_[1].outputs[0].size(), 1u);
 }
 
+// The audit looks at every page; up to 20,000 of them it comes after every step.
+TEST(StepsPerAudit, GrowsWithThePages) {
+  for (const auto& [pages, host, steps] :
+       {std::tuple(1, 0, 1), std::tuple(20'000, 0, 1), std::tuple(20'001, 0, 2),
+        std::tuple(15'000, 5'000, 1), std::tuple(15'000, 5'001, 2), std::tuple(100'000, 0, 5)}) {
+    CacheLayout layout;
+    layout.block_size = 4;
+    layout.groups = {{.group = {.page_size = 4}}};
+    layout.pools = {{64}};
+    std::vector<PagePool> pools, host_pools;
+    pools.emplace_back(pages, 4);
+    if (host > 0) host_pools.emplace_back(host, 4);
+    const BlockManager blocks(layout, pools, {}, host_pools);
+    EXPECT_EQ(StepsPerAudit(blocks), steps) << pages << " " << host;
+  }
+}
+
 }  // namespace
 }  // namespace quire::sched_test

@@ -112,8 +112,10 @@ TEST(PagePool, TimesOfEvictedPages) {
   EXPECT_EQ(std::accumulate(pool.stats().lifetime_ms, pool.stats().lifetime_ms + kNumTimeBuckets,
                             int64_t{0}),
             1);
-  pool.SetTime(int64_t{1} << 40);
-  Taken(pool, 1);
+  pool.SetTime((int64_t{1} << 32) - 1);
+  Taken(pool, 1);  // longer than there are buckets
+  EXPECT_EQ(pool.stats().lifetime_ms[kNumTimeBuckets - 1], 1);
+  EXPECT_EQ(pool.stats().idle_ms[kNumTimeBuckets - 1], 1);
   EXPECT_EQ(
       std::accumulate(pool.stats().idle_ms, pool.stats().idle_ms + kNumTimeBuckets, int64_t{0}), 2);
 }

@@ -183,6 +183,23 @@ TEST(PageTable, OwnsOneReferencePerEntry) {
   EXPECT_EQ(pool.num_active(), 0);
 }
 
+// Rows are used again, so that a fork allocates nothing.
+TEST(PagePool, RowsOfTablesAreUsedAgain) {
+  PagePool pool(3, 16);
+  EXPECT_EQ(pool.TakeRow().capacity(), 0u);
+  std::vector<PageId> row(100, 7);
+  const PageId* const memory = row.data();
+  pool.ReturnRow(std::move(row));
+  std::vector<PageId> again = pool.TakeRow();
+  EXPECT_EQ(again.data(), memory);
+  EXPECT_TRUE(again.empty());
+  EXPECT_GE(again.capacity(), 100u);
+  EXPECT_EQ(pool.TakeRow().capacity(), 0u) << "each row has one owner";
+  pool.ReturnRow(std::move(again));
+  const PageTable table(pool);
+  EXPECT_EQ(table.ids().data(), memory);
+}
+
 // Releases leaf before root, so that a chain is evicted from its end.
 TEST(PageTable, AChainIsEvictedLeafFirst) {
   PagePool pool(3, 16);

@@ -41,6 +41,39 @@ TEST(SchedulerCases, A01_APrefixIsComputedOnceAndReadBehindItsWriter) {
   h.ExpectIdleAndClean();
 }
 
+// 64 prompts of two blocks, each twice, with the hash cut to nothing and to four bits.
+TEST(SchedulerCases, A03_CollisionsChangeNoOutput) {
+  for (const int32_t bits : {0, 4, 128}) {
+    SCOPED_TRACE(bits);
+    HarnessOptions o = Blocks16(600);
+    o.blocks.hash_bits = bits;
+    Harness h(o);
+    std::mt19937 rng(3);
+    std::vector<std::vector<TokenId>> prompts;
+    for (int32_t i = 0; i < 64; ++i) {
+      std::vector<TokenId> p;
+      while (p.size() < 33) p.push_back(static_cast<TokenId>(rng() % kVocab));
+      // Every other one has the block of the one before it, behind another first block.
+      if (i % 2 == 1) std::copy(prompts.back().begin() + 16, prompts.back().end(), p.begin() + 16);
+      prompts.push_back(std::move(p));
+    }
+    for (int32_t round = 0; round < 2; ++round) {
+      for (const auto& p : prompts) h.Submit(p, 8);
+      ASSERT_TRUE(h.RunUntilIdle());
+    }
+    int64_t whole = 0;
+    for (const auto& [id, seen] : h.clients().all()) whole += seen.stats.cached_tokens == 32;
+    if (bits == 128) {
+      EXPECT_EQ(whole, 64);
+    } else {
+      EXPECT_GT(h.blocks().stats().collisions, 0);
+      EXPECT_LE(whole, 1 << bits);
+    }
+    h.ExpectOutputsAsSolo();
+    h.ExpectIdleAndClean();
+  }
+}
+
 TEST(SchedulerCases, A04_ResumedTokensAreNotHits) {
   HarnessOptions o = Blocks16(20);
   Harness h(o);
@@ -106,6 +139,36 @@ TEST(SchedulerCases, A09_OnlyFullPagesAreFound) {
   h.Cancel(busy);
   h.ExpectOutputsAsSolo();
   h.ExpectIdleAndClean();
+}
+
+// 50 prompts with one prefix, eight at a time: without caching, with a tier of no, one and two
+// slots behind a pool that nearly nothing stays in, and with resets in the middle of it.
+TEST(SchedulerCases, A10_LittleOrNoCapacityForPrefixes) {
+  for (const bool caching : {false, true}) {
+    for (const int32_t slots : {0, 1, 2}) {
+      for (const bool resets : {false, true}) {
+        SCOPED_TRACE(fmt::format("caching {} slots {} resets {}", caching, slots, resets));
+        HarnessOptions o = Blocks16(24);
+        o.num_host = slots;
+        o.scheduler.enable_prefix_caching = caching;
+        o.scheduler.max_num_seqs = 8;
+        Harness h(o);
+        for (int32_t i = 0; i < 50; ++i) h.Submit(Iota(3, 40) + Iota(60 + 3 * i, 5), 12);
+        for (int32_t step = 0; h.Step(); ++step) {
+          if (!resets || step % 7 != 3) continue;
+          const int32_t used = h.pool().num_active();
+          h.blocks().Flush();
+          EXPECT_EQ(h.pool().num_active(), used) << "a reset takes nothing from who runs";
+          EXPECT_EQ(h.pool().num_cached(), 0);
+          EXPECT_EQ(h.blocks().MatchPrefix(h.blocks().InternRoot(""), Iota(3, 40), {}).num_tokens,
+                    0);
+        }
+        EXPECT_EQ(h.stats().prefix_hit_tokens > 0, caching);
+        h.ExpectOutputsAsSolo();
+        h.ExpectIdleAndClean();
+      }
+    }
+  }
 }
 
 // With branches in the place of beams: forks of a large prompt, ends at different times, a cancel.
@@ -265,6 +328,34 @@ TEST(SchedulerCases, B08_PlacesAreNotKeptByWhoGotNoPages) {
   EXPECT_EQ(h.stats().num_finished(FinishReason::kLength), 11);
   h.ExpectOutputsAsSolo();
   h.ExpectIdleAndClean();
+}
+
+// P of 4 blocks is cached and idle; Q needs 6 new ones. Both come in one step, in either order, to
+// a pool of 10 and of 9.
+TEST(SchedulerCases, B10_AHitAndAnEvictionInOneStep) {
+  for (const int32_t num_pages : {10, 9}) {
+    for (const bool q_first : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} pages, Q first: {}", num_pages, q_first));
+      HarnessOptions o = Blocks16(num_pages);
+      o.scheduler.watermark = 0;
+      Harness h(o);
+      const std::vector<TokenId> p = Iota(3, 64);
+      h.Submit(p, 1);
+      ASSERT_TRUE(h.RunUntilIdle());
+      ASSERT_EQ(h.pool().num_cached(), 4);
+      RequestId ids[2] = {};
+      for (int32_t i = 0; i < 2; ++i) {
+        const bool is_q = (i == 0) == q_first;
+        ids[is_q ? 1 : 0] = is_q ? h.Submit(Iota(100, 90), 6) : h.Submit(p, 1);
+      }
+      ASSERT_TRUE(h.RunUntilIdle());
+      if (!q_first) {
+        EXPECT_GE(h.seen(ids[0]).stats.cached_tokens, 48) << "P comes before anything is evicted";
+      }
+      h.ExpectOutputsAsSolo();
+      h.ExpectIdleAndClean();
+    }
+  }
 }
 
 }  // namespace
