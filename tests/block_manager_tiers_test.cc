@@ -169,6 +169,51 @@ TEST(InStep, EqualPagesOfOneStepMerge) {
   c.Audit({&a, &b});
 }
 
+// A state that is being computed is there from the next step on; who would wait for it is told.
+TEST(InStep, StatesAreThereInTheNextStep) {
+  CacheLayout layout;
+  layout.block_size = kSize;
+  layout.groups = {
+      {.group = {CacheKind::kFull, kSize, 0}, .pool = 0},
+      {.group = {.kind = CacheKind::kState, .page_size = kSize, .snapshot_interval = kSize},
+       .pool = 1}};
+  layout.pools = {{64}, {64}};
+  std::vector<PagePool> pools;
+  pools.emplace_back(20, kSize);
+  pools.emplace_back(20, kSize);
+  BlockManager m(layout, pools);
+  const RootId root = m.InternRoot("");
+  const auto tokens = Text(3 * kSize + 1);
+  const SequenceSpec spec{.prompt_tokens = 3 * kSize + 1};
+  std::vector<PrefixHash> chain, own;
+  ExtendChain(tokens, kSize, chain);
+  std::vector<PageCopy> copies;
+  // The first block is known; the writer computes the other two.
+  SequenceTables first = m.NewTables(root, {.prompt_tokens = kSize});
+  ASSERT_TRUE(m.Grow(first, 0, kSize, copies));
+  m.Commit(first, tokens, kSize, own);
+  PrefixHit writer = m.MatchPrefix(root, tokens, chain, spec);
+  ASSERT_EQ(writer.num_tokens, kSize);
+  EXPECT_EQ(writer.num_tokens_next_step, kSize);
+  ASSERT_TRUE(m.Grow(writer.tables, kSize, 3 * kSize + 1, copies));
+  std::vector<PrefixHash> writers = chain;
+  m.Announce(writer.tables, tokens, 3 * kSize + 1, writers);
+  {
+    const PrefixHit now = m.MatchPrefix(root, tokens, chain, spec);
+    EXPECT_EQ(now.num_tokens, kSize);
+    EXPECT_EQ(now.num_tokens_next_step, 3 * kSize);
+    const PrefixHit other = m.MatchPrefix(root, Text(2 * kSize, 7000), {}, spec);
+    EXPECT_EQ(other.num_tokens_next_step, 0);
+  }
+  m.Publish();
+  m.Commit(writer.tables, tokens, 3 * kSize + 1, writers);
+  const PrefixHit next = m.MatchPrefix(root, tokens, chain, spec);
+  EXPECT_EQ(next.num_tokens, 3 * kSize);
+  EXPECT_EQ(next.num_tokens_next_step, 3 * kSize);
+  const SequenceTables* const live[] = {&first, &writer.tables, &next.tables};
+  EXPECT_TRUE(m.Audit(live).ok()) << m.Audit(live);
+}
+
 // ---- the host tier ----
 
 TEST(HostTier, EvictedPagesComeBack) {
@@ -249,6 +294,23 @@ TEST(HostTier, RetentionMovesAlong) {
     EXPECT_EQ(c.pool().retention(page), (Retention{90, 50}));
   }
   c.Audit({&again});
+}
+
+TEST(HostTier, WhoBringsPagesBackSaysHowLongTheyStay) {
+  Cache c(4, kSize, {}, /*num_host=*/4);
+  const auto tokens = Text(2 * kSize + 1);
+  c.Run(tokens).tables = {};
+  c.Run(Text(4 * kSize, 5000)).tables = {};
+  RetentionPolicy policy;
+  policy.ranges.push_back({0, kSize, 90, 0});  // of the first block only
+  std::vector<PrefixHash> chain;
+  ExtendChain(tokens, kSize, chain);
+  const PrefixHit hit = c.manager.MatchPrefix(
+      c.root, tokens, chain, {.retention = std::make_shared<const RetentionPolicy>(policy)});
+  ASSERT_EQ(hit.num_tokens, 2 * kSize);
+  ASSERT_EQ(c.manager.stats().loaded, 2);
+  EXPECT_EQ(c.pool().retention(hit.tables.groups[0][0]), (Retention{90, kNoExpiry}));
+  EXPECT_EQ(c.pool().retention(hit.tables.groups[0][1]), Retention{});
 }
 
 TEST(HostTier, WithoutRoomToLoadItIsAMiss) {

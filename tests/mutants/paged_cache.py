@@ -60,6 +60,15 @@ EXPLAINED = {
         "of an empty list both ends are -1",
     "if (group_of(g).kind != CacheKind::kState) continue;  =>  (deleted)":
         "without a snapshot interval every page border of a group is a snapshot, so none is dropped",
+    "if (index_.is_detached(node)) return;  =>  (deleted)":
+        "in MergeAnnounced: nothing is sealed behind a detached node, so the sequence stays private",
+    "if (has_state_ || t.chain_broken || num_tokens + 1 >= static_cast<int32_t>(tokens.size())) {"
+    "  =>  "
+    "if (has_state_ || t.chain_broken || num_tokens + 1 > static_cast<int32_t>(tokens.size())) {":
+        "with one token left no block has anything in common with the none before it",
+    "if (group_of(g).kind == CacheKind::kCrossAttention) continue;  =>  "
+    "if (group_of(g).kind == CacheKind::kCrossAttention) ;":
+        "in LongestServable: streaks of such groups are not looked at",
     "return false;  =>  return true;":
         "in Demote, of a page that is gone already: the caller returns as well",
 }
