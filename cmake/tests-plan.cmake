@@ -4,6 +4,7 @@ quire_test(logits_memory_test DEPS models)
 quire_test(plan_shapes_test DEPS models)
 quire_test(plan_test DEPS models)
 quire_test(plan_transformers_test DEPS models)
+quire_test(plan_gguf_test DEPS models GTest::gmock)
 if(QUIRE_SERVER)
   add_test(NAME e2e_plan_test
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/plan_test.py)

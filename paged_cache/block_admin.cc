@@ -15,7 +15,13 @@ void BlockManager::SetTime(int64_t now_ms) {
   if (pins_.size() != before) CountPins();
 }
 
-void BlockManager::Flush() { index_.Flush(); }
+void BlockManager::Flush(std::string_view key_prefix) {
+  index_.Flush(key_prefix);
+  const size_t before = pins_.size();
+  std::erase_if(
+      pins_, [&](const auto& pin) { return index_.is_detached(pin.second.tables.cursor.node()); });
+  if (pins_.size() != before) CountPins();
+}
 
 // ---- pins ----
 
@@ -100,31 +106,36 @@ absl::Status BlockManager::Resize(size_t pool, int32_t num_usable, int32_t least
 
 // ---- what is there ----
 
+BlockInfo BlockManager::InspectPage(size_t index, PageId page) const {
+  const PagePool& pool = pools_[index];
+  const auto num_groups = static_cast<int64_t>(layout_.groups.size());
+  BlockInfo info{.pool = static_cast<int32_t>(index),
+                 .page = page,
+                 .refs = pool.refs(page),
+                 .sealed = pool.IsSealed(page),
+                 .last_access_ms = pool.last_access_ms(page)};
+  info.state = info.refs > 0 ? PageState::kActive
+               : info.sealed ? PageState::kCached
+                             : PageState::kBlank;
+  if (info.sealed) {
+    const auto node = static_cast<NodeId>(pool.tag(page) / num_groups);
+    info.group = static_cast<int32_t>(pool.tag(page) % num_groups);
+    info.end_token = index_.depth(node) * layout_.block_size;
+    info.hash = index_.hash(node);
+    info.parent_hash = index_.hash(index_.parent(node));
+    info.root = index_.root(node);
+    info.retention = pool.retention(page);
+  }
+  return info;
+}
+
 std::vector<BlockInfo> BlockManager::Inspect() const {
   std::vector<BlockInfo> all;
-  const auto num_groups = static_cast<int64_t>(layout_.groups.size());
   for (size_t p = 0; p < pools_.size(); ++p) {
     const PagePool& pool = pools_[p];
     for (PageId page = 1; page < pool.num_ids(); ++page) {
       if (pool.IsRetired(page)) continue;
-      BlockInfo info{.pool = static_cast<int32_t>(p),
-                     .page = page,
-                     .refs = pool.refs(page),
-                     .sealed = pool.IsSealed(page),
-                     .last_access_ms = pool.last_access_ms(page)};
-      info.state = info.refs > 0 ? PageState::kActive
-                   : info.sealed ? PageState::kCached
-                                 : PageState::kBlank;
-      if (info.sealed) {
-        const auto node = static_cast<NodeId>(pool.tag(page) / num_groups);
-        info.group = static_cast<int32_t>(pool.tag(page) % num_groups);
-        info.end_token = index_.depth(node) * layout_.block_size;
-        info.hash = index_.hash(node);
-        info.parent_hash = index_.hash(index_.parent(node));
-        info.root = index_.root(node);
-        info.retention = pool.retention(page);
-      }
-      all.push_back(info);
+      all.push_back(InspectPage(p, page));
     }
   }
   return all;

@@ -291,6 +291,7 @@ class BlockManager {
                               const PageNeed& least);
   bool Unpin(PinId pin);
   std::vector<PinInfo> pins() const;
+  size_t num_pins() const { return pins_.size(); }
   int32_t pinned_pages(size_t pool) const { return pinned_pages_[pool]; }
 
   // From now on `pool` has num_usable pages. Cached pages go first; pages in use beyond the size
@@ -300,11 +301,13 @@ class BlockManager {
 
   // Engine thread, not during a step. Pages of all pools, the null pages and retired ones left out.
   std::vector<BlockInfo> Inspect() const;
+  BlockInfo InspectPage(size_t pool, PageId page) const;
   const PrefixIndex& index() const { return index_; }
 
-  // Forgets all prefixes: cached pages become blank, pages in use stay with their owners but are
-  // not found again, and sequences that hold sealed pages seal no more of them.
-  void Flush();
+  // Forgets all prefixes, or those of roots whose key begins so: cached pages become blank, pages
+  // in use stay with their owners but are not found again, and sequences that hold sealed pages
+  // seal no more of them. Pins of what is forgotten end.
+  void Flush(std::string_view key_prefix = {});
 
   CacheStats stats() const {
     CacheStats stats = stats_;

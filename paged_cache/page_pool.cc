@@ -52,7 +52,10 @@ void PagePool::Retain(PageId page) {
   Page& p = at(page);
   ++num_refs_;
   p.last_access_ms = static_cast<uint32_t>(now_ms_);
-  if (p.refs++ > 0) return;
+  if (p.refs++ > 0) {
+    num_shared_ += p.refs == 2;
+    return;
+  }
   CHECK(p.sealed, "page {} is blank", page);
   LeaveCached(page);
   ++stats_.revived;
@@ -63,7 +66,10 @@ void PagePool::Release(PageId page) {
   CHECK(p.refs > 0, "page {} released twice", page);
   --num_refs_;
   p.last_access_ms = static_cast<uint32_t>(now_ms_);
-  if (--p.refs > 0) return;
+  if (--p.refs > 0) {
+    num_shared_ -= p.refs == 1;
+    return;
+  }
   if (!p.sealed) {
     BecomeBlank(page);
     return;
@@ -330,18 +336,21 @@ absl::Status PagePool::Audit(std::span<const PageTable* const> tables) const {
   }
   int32_t active = 0;
   int32_t expiring = 0;
+  int32_t shared = 0;
   for (PageId page = 1; page < num_ids(); ++page) {
     const Page& p = at(page);
     active += p.refs > 0;
     expiring += p.expires;
+    shared += p.refs > 1;
     if (p.refs != seen[static_cast<size_t>(page)]) {
       return Error(absl::StatusCode::kInternal, "I2: page {} has refs={}, tables hold {}", page,
                    p.refs, seen[static_cast<size_t>(page)]);
     }
   }
-  if (held != num_refs_) {
-    return Error(absl::StatusCode::kInternal, "I2: {} references counted, tables hold {}",
-                 num_refs_, held);
+  if (held != num_refs_ || shared != num_shared_) {
+    return Error(absl::StatusCode::kInternal,
+                 "I2: {} references counted, tables hold {}; {} shared pages counted, {} are",
+                 num_refs_, held, num_shared_, shared);
   }
   if (cached != num_cached_ || num_blank() + num_cached_ + active != num_usable_ + num_to_retire_ ||
       num_blank() + num_cached_ + active + num_retired_ != num_ids() - 1 ||

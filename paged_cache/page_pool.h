@@ -117,6 +117,8 @@ class PagePool {
   int32_t num_ids() const { return static_cast<int32_t>(pages_.size()); }
   // References of all tables: what the active pages would be without sharing.
   int64_t num_refs() const { return num_refs_; }
+  // Pages with more than one of them.
+  int32_t num_shared() const { return num_shared_; }
   const PoolStats& stats() const { return stats_; }
 
   // Takes out.size() pages with refs == 1, or none at all: false if fewer are available.
@@ -226,6 +228,7 @@ class PagePool {
   int32_t num_cached_ = 0;
   int32_t num_retired_ = 0;
   int32_t num_to_retire_ = 0;
+  int32_t num_shared_ = 0;
   int64_t num_refs_ = 0;
   int64_t now_ms_ = 0;
   absl::btree_set<Expiry> expiries_;

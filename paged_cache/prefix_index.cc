@@ -141,6 +141,7 @@ NodeId PrefixIndex::NewNode(NodeId parent, RootId root) {
   }
   Node& n = at(id);
   n = Node{.parent = parent, .root = root, .in_use = true};
+  SetMoreHash(id, 0, 0);
   if (parent == kNoNode) return id;
   Node& p = at(parent);
   n.depth = p.depth + 1;
@@ -161,6 +162,12 @@ NodeId PrefixIndex::Find(NodeId parent, const PrefixHash& hash,
   if (at(it->second).parent != parent) return kNoNode;
   const std::span<const TokenId> own = tokens_of(it->second);
   return std::equal(own.begin(), own.end(), tokens.begin(), tokens.end()) ? it->second : kNoNode;
+}
+
+void PrefixIndex::SetMoreHash(NodeId node, uint64_t lo, uint64_t hi) {
+  const auto i = static_cast<size_t>(node);
+  if ((lo | hi) != 0 && i >= more_hash_.size()) more_hash_.resize(nodes_.capacity());
+  if (i < more_hash_.size()) more_hash_[i] = {lo, hi};
 }
 
 PrefixHash PrefixIndex::hash(NodeId node) const {
@@ -236,8 +243,7 @@ NodeId PrefixIndex::FindOrAdd(NodeId parent, const PrefixHash& hash,
   const NodeId node = NewNode(parent, root);
   at(node).hash_lo = hash.lo;
   at(node).hash_hi = hash.hi;
-  if ((hash.more_lo | hash.more_hi) != 0) more_hash_.resize(nodes_.capacity());
-  if (!more_hash_.empty()) more_hash_[static_cast<size_t>(node)] = {hash.more_lo, hash.more_hi};
+  SetMoreHash(node, hash.more_lo, hash.more_hi);
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<int64_t>(node) * static_cast<int64_t>(block_size_));
   index_.emplace(key, node);
@@ -307,15 +313,25 @@ bool PrefixIndex::is_named(RootId root) const {
   return it != roots_.end() && it->second.named;
 }
 
-void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit) const {
+void PrefixIndex::ForEach(const std::function<void(NodeId)>& visit, size_t most) const {
   std::vector<NodeId> nodes;
   for (const auto& [id, root] : roots_) nodes.push_back(root.node);
-  for (size_t i = 0; i < nodes.size(); ++i) {
+  for (size_t i = 0; i < nodes.size() && most > 0; ++i) {
     for (NodeId c = at(nodes[i]).first_child; c != kNoNode; c = at(c).next_sibling) {
       if (!at(c).detached) nodes.push_back(c);
     }
-    if (at(nodes[i]).parent != kNoNode) visit(nodes[i]);
+    if (at(nodes[i]).parent == kNoNode) continue;
+    visit(nodes[i]);
+    --most;
   }
+}
+
+int32_t PrefixIndex::num_children(NodeId node) const {
+  int32_t count = 0;
+  for (NodeId c = at(node).first_child; c != kNoNode; c = at(c).next_sibling) {
+    count += !at(c).detached;
+  }
+  return count;
 }
 
 NodeId PrefixIndex::Ancestor(NodeId node, int32_t depth) const {
@@ -415,9 +431,10 @@ void PrefixIndex::DetachSubtree(NodeId top, DropReason reason) {
   Prune(above);
 }
 
-void PrefixIndex::Flush() {
+void PrefixIndex::Flush(std::string_view key_prefix) {
   std::vector<NodeId> tops;
   for (const auto& [id, root] : roots_) {
+    if (!std::string_view(root.key).starts_with(key_prefix)) continue;
     for (NodeId c = at(root.node).first_child; c != kNoNode; c = at(c).next_sibling) {
       tops.push_back(c);
     }

@@ -133,8 +133,9 @@ class PrefixIndex final : public DropListener {
   std::string_view cache_salt(RootId root) const;
   bool root_keeps(RootId root) const;
   bool is_named(RootId root) const;
-  // Attached nodes, parents before children, roots left out.
-  void ForEach(const std::function<void(NodeId)>& visit) const;
+  // Attached nodes, parents before children, roots left out; at most `most`.
+  void ForEach(const std::function<void(NodeId)>& visit, size_t most = SIZE_MAX) const;
+  int32_t num_children(NodeId node) const;  // attached ones
   NodeId Ancestor(NodeId node, int32_t depth) const;
 
   void Retain(NodeId node);
@@ -142,8 +143,9 @@ class PrefixIndex final : public DropListener {
 
   // Pool `pool` drops `page`: forgets it, and what has become useless with it.
   void OnDrop(PagePool& pool, PageId page, DropReason reason) override;
-  // Nothing sealed until now will ever be found again; cached pages become blank.
-  void Flush();
+  // Nothing sealed until now below roots whose key begins so will ever be found again; cached pages
+  // become blank.
+  void Flush(std::string_view key_prefix = {});
 
   size_t num_roots() const { return roots_.size(); }
   size_t num_nodes() const { return nodes_.size() - num_free_; }
@@ -191,6 +193,7 @@ class PrefixIndex final : public DropListener {
     return KeyOf(root, hash.lo, hash.hi);
   }
   uint64_t KeyOf(const Node& n) const { return KeyOf(n.root, n.hash_lo, n.hash_hi); }
+  void SetMoreHash(NodeId node, uint64_t lo, uint64_t hi);
   void Prefetch(NodeId node) const;
   PagePool& pool_of(size_t group) const {
     return pools_[static_cast<size_t>(layout_.groups[group].pool)];
@@ -226,7 +229,8 @@ class PrefixIndex final : public DropListener {
   Table<Node> nodes_;
   Table<TokenId> tokens_;    // [nodes, block_size]; roots' are unused
   Table<int32_t> contents_;  // [nodes, groups]: page, minus slot, or 0
-  // [nodes]: the second half of each hash; empty until one is not zero, as SHA-256's are.
+  // [nodes]: the second half of each hash; shorter, or empty, where it is zero, as all but
+  // SHA-256's are.
   std::vector<std::pair<uint64_t, uint64_t>> more_hash_;
   NodeId first_free_ = kNoNode;  // linked by next_sibling
   size_t num_free_ = 0;

@@ -36,17 +36,21 @@ struct RetentionPolicy {
 };
 
 // Of the page of tokens [begin, end). A page is worthless without those before it, so it has the
-// highest priority and the longest life of all ranges that touch it or anything after it.
+// highest priority and the longest life of all ranges that touch it or anything after it. If no
+// range names its first token, it has at least the default.
 inline Retention RetentionOfPage(const RetentionPolicy& policy, int32_t begin, int64_t now_ms) {
   Retention r;
   bool found = false;
+  bool named = false;
   for (const RetentionRange& range : policy.ranges) {
     if (range.end <= begin) continue;
     const int64_t expires = range.ttl_ms > 0 ? now_ms + range.ttl_ms : kNoExpiry;
     r.priority = found ? std::max(r.priority, range.priority) : range.priority;
     r.expires_ms = found ? std::max(r.expires_ms, expires) : expires;
     found = true;
+    named |= range.begin <= begin;
   }
+  if (!named && r.priority <= kDefaultRetentionPriority) return {};
   return r;
 }
 

@@ -1,6 +1,7 @@
 // scheduler/admission.cc -- commands: who may join the queue, and who leaves before the next step.
 #include <algorithm>
 
+#include "scheduler/root_key.h"
 #include "scheduler/scheduler.h"
 
 namespace quire {
@@ -121,17 +122,18 @@ bool Scheduler::SharesPrefixes(const Request& request) const {
   return options_.enable_prefix_caching && !request.bypass_prefix_cache;
 }
 
-// Joined so that no two different inputs give the same bytes: each part is preceded by its length.
 std::string Scheduler::RootKey(const Request& request) const {
   return RootKey(request.cache_salt, static_cast<int32_t>(request.prompt.size()),
-                 SharesPrefixes(request) ? std::string("s") : fmt::format("p{}", request.id));
+                 SharesPrefixes(request) ? 0 : request.id);
 }
 std::string Scheduler::RootKey(const std::string& cache_salt, int32_t prompt_tokens,
-                               const std::string& sharing) const {
-  const std::string regime =
-      options_.rope_regime == nullptr ? std::string() : options_.rope_regime(prompt_tokens);
-  return fmt::format("{}:{}{}:{}{}:{}{}", options_.fingerprint.size(), options_.fingerprint,
-                     cache_salt.size(), cache_salt, regime.size(), regime, sharing);
+                               RequestId private_to) const {
+  return RootKeyOf({.fingerprint = options_.fingerprint,
+                    .cache_salt = cache_salt,
+                    .rope_regime = options_.rope_regime == nullptr
+                                       ? std::string()
+                                       : options_.rope_regime(prompt_tokens),
+                    .private_to = private_to});
 }
 
 }  // namespace quire

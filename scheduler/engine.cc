@@ -150,12 +150,30 @@ int64_t StepsPerAudit(const BlockManager& blocks) {
 void Engine::PublishEvents() {
   EngineSnapshot next;
   next.scheduler = scheduler_.stats();
-  for (const PagePool& pool : std::as_const(scheduler_).blocks().pools()) {
-    next.pools.push_back({.num_usable = pool.num_usable(),
-                          .num_used = pool.num_active(),
-                          .num_cached = pool.num_cached(),
-                          .num_free = pool.num_blank()});
+  const BlockManager& blocks = std::as_const(scheduler_).blocks();
+  for (size_t i = 0; i < blocks.pools().size(); ++i) {
+    const PagePool& pool = blocks.pools()[i];
+    PoolSnapshot& out = next.pools.emplace_back();
+    out.num_usable = pool.num_usable();
+    out.num_used = pool.num_active();
+    out.num_cached = pool.num_cached();
+    out.num_free = pool.num_blank();
+    out.num_retiring = pool.num_to_retire();
+    out.num_pinned = blocks.pinned_pages(i);
+    out.num_shared = pool.num_shared();
+    out.num_refs = pool.num_refs();
+    out.stats = pool.stats();
+    if (blocks.host_pools().empty()) continue;
+    const PagePool& host = blocks.host_pools()[i];
+    out.num_host = host.num_usable();
+    out.num_swapped = host.num_active();
+    out.num_host_cached = host.num_cached();
+    out.host_stats = host.stats();
   }
+  next.cache = blocks.stats();
+  next.num_prefix_roots = static_cast<int64_t>(blocks.num_roots());
+  next.num_prefix_nodes = static_cast<int64_t>(blocks.num_prefix_nodes());
+  next.num_pins = static_cast<int64_t>(blocks.num_pins());
   const int64_t left = next.scheduler.left_queue;
   entered_.fetch_sub(static_cast<int32_t>(left - std::exchange(places_returned_, left)),
                      std::memory_order_relaxed);

@@ -27,16 +27,30 @@
 namespace quire {
 
 struct PoolSnapshot {
-  int32_t num_usable = 0;  // used + cached + free
-  int32_t num_used = 0;    // in page tables
+  int32_t num_usable = 0;  // used + cached + free - retiring
+  int32_t num_used = 0;    // in page tables, those of pins included
   int32_t num_cached = 0;  // only in the prefix index: evicted when a page is wanted
   int32_t num_free = 0;
+  int32_t num_retiring = 0;  // in use beyond a size that was lowered
+  int32_t num_pinned = 0;
+  int32_t num_shared = 0;  // with more than one reference
+  int64_t num_refs = 0;    // what the used pages would be without sharing
+  PoolStats stats;
+  // Host tier.
+  int32_t num_host = 0;  // slots; free ones are the rest
+  int32_t num_swapped = 0;
+  int32_t num_host_cached = 0;
+  PoolStats host_stats;
 };
 
 // As of the last step or command; what a router and a metrics page look at.
 struct EngineSnapshot {
   SchedulerStats scheduler;
   std::vector<PoolSnapshot> pools;  // in the order of CacheLayout::pools
+  CacheStats cache;
+  int64_t num_prefix_roots = 0;
+  int64_t num_prefix_nodes = 0;  // roots included
+  int64_t num_pins = 0;
 };
 
 // With QUIRE_DEBUG_CHECKS one step in so many is audited: each, with up to 20,000 pages in all

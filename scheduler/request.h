@@ -22,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 // pool (can it ever fit?).
 struct Request {
   RequestId id = 0;
+  std::string client_id;             // what its client calls it: for people
   std::vector<TokenId> prompt;       // at least one token
   SamplingParams sampling;           // valid
   StopConditions stop;               // max_tokens resolved: prompt + max_tokens <= max_model_len

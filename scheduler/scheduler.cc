@@ -1,5 +1,7 @@
 #include "scheduler/scheduler.h"
 
+#include "scheduler/root_key.h"
+
 namespace quire {
 
 Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
@@ -42,10 +44,15 @@ absl::StatusOr<PinInfo> Scheduler::PinPrefix(const std::vector<TokenId>& tokens,
                                              const std::string& cache_salt, int64_t ttl_ms) {
   CHECK(in_flight_.empty(), "PinPrefix during a step");
   blocks_.SetTime(now_ms());
-  const RootId root =
-      blocks_.InternRoot(RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*sharing=*/"s"),
-                         /*keep=*/true, cache_salt);
+  const RootId root = blocks_.InternRoot(
+      RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*private_to=*/0), /*keep=*/true,
+      cache_salt);
   return blocks_.Pin(root, tokens, ttl_ms, LargestAdmittedNeed());
+}
+
+void Scheduler::FlushPrefixes(const std::optional<std::string>& cache_salt) {
+  CHECK(in_flight_.empty(), "FlushPrefixes during a step");
+  blocks_.Flush(cache_salt ? RootKeyPrefix(options_.fingerprint, *cache_salt) : std::string());
 }
 
 void Scheduler::ForEachBranch(

@@ -102,6 +102,8 @@ class Scheduler {
   // Keeps what is cached of a prompt. ERRORS: as BlockManager::Pin.
   absl::StatusOr<PinInfo> PinPrefix(const std::vector<TokenId>& tokens,
                                     const std::string& cache_salt, int64_t ttl_ms);
+  // Forgets all prefixes, or those of one salt.
+  void FlushPrefixes(const std::optional<std::string>& cache_salt);
   // What the largest live request may ever hold, per pool.
   PageNeed LargestAdmittedNeed() const;
   // visit(request, branch, sequence or null) for every open branch.
@@ -123,7 +125,7 @@ class Scheduler {
   bool SharesPrefixes(const Request& request) const;
   std::string RootKey(const Request& request) const;
   std::string RootKey(const std::string& cache_salt, int32_t prompt_tokens,
-                      const std::string& sharing) const;
+                      RequestId private_to) const;
   PageNeed WorstCase(const Request& request) const;
 
   // schedule.cc: one step.

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "sampling/stop.h"
+#include "server/retention.h"
 
 namespace quire {
 namespace {
@@ -19,7 +20,6 @@ using google::protobuf::Message;
 
 constexpr size_t kMaxRequestIdBytes = 128;
 constexpr size_t kMaxChatMessages = 4096;
-constexpr int64_t kMaxMs = int64_t{1000} * 3600 * 24 * 365;
 
 // Random per process: ids that the server makes don't repeat after a restart.
 uint64_t ServerNonce() {
@@ -222,19 +222,15 @@ absl::Status ReadStopping(const pb::StoppingOptions& s, const ServedModel& model
 
 absl::Status ReadTimeouts(const pb::SchedulingOptions& s, const Arrival& arrival, Request& request,
                           Generation& generation) {
-  const auto check = [](std::string_view name, int64_t ms) {
-    if (ms >= 1 && ms <= kMaxMs) return absl::OkStatus();
-    return InvalidArgument("scheduling.{}={} is outside [1, {}] (milliseconds)", name, ms, kMaxMs);
-  };
   request.arrival = arrival.time;
   request.deadline = arrival.deadline;
   if (s.has_total_timeout_ms()) {
-    RETURN_IF_ERROR(check("total_timeout_ms", s.total_timeout_ms()));
+    RETURN_IF_ERROR(CheckMs("scheduling.total_timeout_ms", s.total_timeout_ms()));
     request.deadline =
         std::min(request.deadline, arrival.time + std::chrono::milliseconds(s.total_timeout_ms()));
   }
   if (s.has_queue_timeout_ms()) {
-    RETURN_IF_ERROR(check("queue_timeout_ms", s.queue_timeout_ms()));
+    RETURN_IF_ERROR(CheckMs("scheduling.queue_timeout_ms", s.queue_timeout_ms()));
     generation.queue_deadline = arrival.time + std::chrono::milliseconds(s.queue_timeout_ms());
   }
   return absl::OkStatus();
@@ -312,6 +308,8 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
       !r.response().has_skip_special_tokens() || r.response().skip_special_tokens();
   request->cache_salt = r.kv().cache_salt();
   request->bypass_prefix_cache = r.kv().bypass_prefix_cache();
+  ASSIGN_OR_RETURN(const pb::RetentionPolicy retention,
+                   ReadRetention(r.kv(), arrival.kv_retention));
   // The cheap checks first: a bad parameter is told before a long prompt is tokenized.
   request->stop.max_tokens =
       r.stopping().has_max_tokens() ? r.stopping().max_tokens() : std::max(1, model.max_model_len);
@@ -321,6 +319,8 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
                                    request->stop.max_tokens));
   RETURN_IF_ERROR(WithPath(Validate(request->sampling, request->stop, model.vocab_size), r));
   if (unary) RETURN_IF_ERROR(CheckUnarySize(*request, g, model));
+  request->retention = ToPolicy(retention, static_cast<int32_t>(request->prompt.size()));
+  request->client_id = g.client_id;
   request->seed = request->sampling.seed.has_value() ? *request->sampling.seed : DrawSeed();
   g.request = std::move(request);
   return g;
@@ -361,6 +361,32 @@ absl::Status TokenizeFromProto(const pb::TokenizeRequest& r, const ServedModel& 
       return InvalidArgument("input is not set; give text or chat");
   }
   response.mutable_token_ids()->Add(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+absl::Status PinFromProto(const pb::PinPrefixRequest& r, const ServedModel& model,
+                          PinRequest& pin) {
+  if (r.has_ttl_ms()) {
+    RETURN_IF_ERROR(CheckMs("ttl_ms", r.ttl_ms()));
+    pin.ttl_ms = r.ttl_ms();
+  }
+  switch (r.prefix_case()) {
+    case pb::PinPrefixRequest::kText: {
+      const bool add_special = !r.has_add_special_tokens() || r.add_special_tokens();
+      ASSIGN_OR_RETURN(pin.tokens, model.tokenizer->Encode(r.text(), add_special));
+      break;
+    }
+    case pb::PinPrefixRequest::kTokenIds:
+      RETURN_IF_ERROR(ReadIds(r.token_ids().ids(), model, "token_ids.ids", pin.tokens));
+      break;
+    case pb::PinPrefixRequest::PREFIX_NOT_SET:
+      return InvalidArgument("prefix is not set; give text or token_ids");
+  }
+  if (pin.tokens.size() > static_cast<size_t>(model.max_model_len)) {
+    return InvalidArgument("prefix has {} tokens, limit is {} (max_model_len)", pin.tokens.size(),
+                           model.max_model_len);
+  }
+  pin.cache_salt = r.cache_salt();
   return absl::OkStatus();
 }
 
@@ -420,55 +446,6 @@ void ToProto(const BranchEnd& end, pb::Finished& out) {
     case FinishReason::kError:
       break;
   }
-}
-
-void ToProto(const RequestCounts& counts, pb::RequestCounts& out) {
-  out.set_started(counts.started);
-  out.set_ok(counts.ok);
-  out.set_cancelled(counts.cancelled);
-  out.set_deadline(counts.deadline);
-  out.set_failed(counts.failed);
-  out.set_refused(counts.refused);
-}
-
-void ToProto(const MemoryProfile& p, pb::MemoryProfile& out) {
-  const auto u64 = [](int64_t v) { return static_cast<uint64_t>(v); };
-  out.set_limit(u64(p.limit));
-  out.set_limit_source(p.limit_source);
-  out.set_available(u64(p.available));
-  out.set_budget(u64(p.budget));
-  out.set_weights(u64(p.weights));
-  out.set_activation_peak(u64(p.activation_peak));
-  out.set_reserve(u64(p.reserve));
-  out.set_kv_pool(u64(p.kv_pool));
-  out.set_block_bytes(u64(p.block_bytes));
-  out.set_bytes_per_token(u64(p.bytes_per_token));
-  out.set_num_blocks(U32(p.num_blocks));
-  out.set_block_size(U32(p.block_size));
-  out.set_rule(p.rule);
-}
-
-void ToProto(const EngineSnapshot& snapshot, int32_t block_size, pb::BlockStats& out) {
-  if (!snapshot.pools.empty()) {
-    const PoolSnapshot& pool = snapshot.pools[0];
-    out.set_total_blocks(U32(pool.num_usable));
-    out.set_used_blocks(U32(pool.num_used));
-    out.set_cached_blocks(U32(pool.num_cached));
-    out.set_empty_blocks(U32(pool.num_free));
-  }
-  const SchedulerStats& s = snapshot.scheduler;
-  out.set_block_size(U32(block_size));
-  out.set_running_sequences(U32(s.running_seqs));
-  out.set_waiting_sequences(U32(s.waiting_seqs));
-  out.set_live_requests(U32(s.live_requests));
-  out.set_queued_requests(U32(s.queued_requests));
-  out.set_preemptions(static_cast<uint64_t>(s.preemptions));
-  out.set_forks(static_cast<uint64_t>(s.forks));
-  out.set_copied_blocks(static_cast<uint64_t>(s.page_copies));
-  out.set_prompt_tokens(static_cast<uint64_t>(s.prefix_query_tokens));
-  out.set_cached_tokens(static_cast<uint64_t>(s.prefix_hit_tokens));
-  out.set_generated_tokens(static_cast<uint64_t>(s.generated_tokens));
-  out.set_steps(static_cast<uint64_t>(s.steps));
 }
 
 }  // namespace quire

@@ -1,4 +1,5 @@
-// server/convert.h -- the only file that sees both the proto and our own types.
+// server/convert.h -- requests and answers, between the proto and our own types (what operators are
+// shown: admin/admin_convert.h).
 //
 // From the wire: a GenerateRequest becomes a checked Generation. Sampling fields are mapped by name
 // through protobuf's reflection, so a new one needs no line here; a test fails if a name has no
@@ -9,8 +10,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "models/config.h"
-#include "models/memory_profile.h"
 #include "quire/v1/quire.pb.h"
 #include "scheduler/engine.h"
 #include "server/edge/edge.h"
@@ -25,6 +24,7 @@ struct Arrival {
   RequestId id = 0;
   Clock::time_point time{};
   Clock::time_point deadline = Clock::time_point::max();  // grpc-timeout
+  std::string kv_retention;                               // metadata x-kv-retention
 };
 
 // unary: the whole answer must fit into one message.
@@ -42,6 +42,15 @@ absl::Status TokenizeFromProto(const pb::TokenizeRequest& request, const ServedM
 absl::Status DetokenizeFromProto(const pb::DetokenizeRequest& request, const ServedModel& model,
                                  pb::DetokenizeResponse& response);
 
+// A prefix to pin.
+struct PinRequest {
+  std::vector<TokenId> tokens;
+  std::string cache_salt;
+  int64_t ttl_ms = 0;  // 0 = for ever
+};
+absl::Status PinFromProto(const pb::PinPrefixRequest& request, const ServedModel& model,
+                          PinRequest& pin);
+
 void ToProto(const RequestStats& stats, pb::Accepted& out);
 void ToProto(const RequestStats& stats, pb::Usage& usage, pb::Timings& timings);
 void ToProto(const Delta& delta, pb::Delta& out);
@@ -49,8 +58,5 @@ void ToProto(const Delta& delta, pb::Delta& out);
 void AppendTo(pb::Delta& out, const Delta& delta);
 void AppendTo(pb::Output& out, const Delta& delta);
 void ToProto(const BranchEnd& end, pb::Finished& out);
-void ToProto(const RequestCounts& counts, pb::RequestCounts& out);
-void ToProto(const MemoryProfile& profile, pb::MemoryProfile& out);
-void ToProto(const EngineSnapshot& snapshot, int32_t block_size, pb::BlockStats& out);
 
 }  // namespace quire

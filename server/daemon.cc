@@ -21,6 +21,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
                               .max_model_len = parts.model.max_model_len,
                               .max_queued_requests = o.max_queued_requests,
                               .enable_prefix_caching = o.enable_prefix_caching,
+                              .preemption = o.preemption_mode == "swap"
+                                                ? PreemptionMode::kSwap
+                                                : PreemptionMode::kRecompute,
                               .fingerprint = parts.fingerprint,
                               .rope_regime = parts.rope_regime};
   RETURN_IF_ERROR(Validate(scheduling));
@@ -56,7 +59,7 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
             edge_.Post([this, fatal] { SetDone(fatal); });
           }),
       generation_(parts_.model, edge_),
-      admin_(parts_.facts, parts_.model, engine_, edge_) {}
+      admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {}
 
 Daemon::~Daemon() { Stop(); }
 

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "scheduler/engine.h"
 #include "server/admin/admin_service.h"
+#include "server/admin/cache_control.h"
 #include "server/edge/edge.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
@@ -30,6 +31,7 @@ class Daemon {
     std::function<std::string(int32_t)> rope_regime;
     BlockManager* blocks = nullptr;  // both outlive the daemon
     Executor* executor = nullptr;
+    CacheControl cache;
   };
 
   // Listens and serves when it returns. ERRORS: kUnavailable (port), kInvalidArgument (limits).

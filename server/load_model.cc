@@ -122,6 +122,12 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
                           .max_model_len = options.max_model_len,
                           .max_num_seqs = options.max_num_seqs,
                           .max_num_batched_tokens = options.max_num_batched_tokens,
+                          .host_cache_memory_bytes = options.host_cache_memory_bytes,
+                          .cache_directory = options.cache_directory,
+                          .cache_directory_bytes = options.cache_directory_bytes,
+                          .max_pinned_share = options.max_pinned_share,
+                          .prefix_hash_algorithm = options.prefix_hash_algorithm,
+                          .max_num_blocks = options.max_num_blocks,
                           .memory = {.memory_utilization = options.memory_utilization,
                                      .kv_cache_memory_bytes = options.kv_cache_memory_bytes,
                                      .num_blocks = options.num_blocks}}));

@@ -166,6 +166,27 @@ absl::Status Validate(const ServerOptions& o) {
         "num_blocks or lower max_model_len",
         o.max_model_len, o.num_blocks, o.block_size, pool_tokens);
   }
+  if (o.max_num_blocks > 0 && o.num_blocks > o.max_num_blocks) {
+    return InvalidArgument(
+        "num_blocks={} exceeds max_num_blocks={}; raise the latter, or 0 for what the memory "
+        "allows",
+        o.num_blocks, o.max_num_blocks);
+  }
+  if (o.preemption_mode == "swap" && o.host_cache_memory_bytes == 0) {
+    return InvalidArgument(
+        "preemption_mode=swap needs room: set host_cache_memory_bytes, or preemption_mode="
+        "recompute");
+  }
+  if (o.cache_directory_bytes > 0 && o.cache_directory.empty()) {
+    return InvalidArgument("cache_directory_bytes={} needs a cache_directory; name one",
+                           o.cache_directory_bytes);
+  }
+  if (o.cache_directory_bytes > 0 && o.host_cache_memory_bytes == 0) {
+    return InvalidArgument(
+        "cache_directory_bytes={} keeps what the host tier gives up, and there is none; set "
+        "host_cache_memory_bytes, too",
+        o.cache_directory_bytes);
+  }
   if (o.max_model_len == 1) {
     return InvalidArgument(
         "max_model_len=1 leaves no room for a prompt and a new token; 2 is least");

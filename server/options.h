@@ -48,6 +48,14 @@ struct ServerOptions {
   double memory_utilization = 0.8;
   std::string kv_cache_dtype = "auto";
   bool enable_prefix_caching = true;
+  std::string prefix_hash_algorithm = "xxh3";
+  int32_t max_num_blocks = 0;
+  double max_pinned_share = 0.5;
+  // Below the pool.
+  std::string preemption_mode = "recompute";
+  int64_t host_cache_memory_bytes = 0;
+  std::string cache_directory;
+  int64_t cache_directory_bytes = 0;
   // Compute.
   std::string attention = "flash";
   std::string cpu_isa = "auto";
@@ -105,6 +113,37 @@ struct ServerOptions {
           o.kv_cache_dtype);
     visit(OptionInfo{"enable_prefix_caching", "true or false", "share equal beginnings of prompts"},
           o.enable_prefix_caching);
+    visit(OptionInfo{"prefix_hash_algorithm", "name",
+                     "of block hashes; sha256_cbor gives those that other engines compute", 0, 0,
+                     "prefix_caching_hash_algo", "xxh3|sha256_cbor"},
+          o.prefix_hash_algorithm);
+    visit(OptionInfo{"max_num_blocks", "blocks",
+                     "that num_blocks may be raised to while serving; 0: what the memory allows", 0,
+                     kMaxInt},
+          o.max_num_blocks);
+    visit(OptionInfo{"max_pinned_share", "share", "of the pool, most that pinned prefixes may hold",
+                     0, 1},
+          o.max_pinned_share);
+    visit(
+        OptionInfo{"preemption_mode",
+                   "mode",
+                   "what happens to the blocks of a sequence that is put back: computed again, or "
+                   "kept in the host tier",
+                   0,
+                   0,
+                   {},
+                   "recompute|swap"},
+        o.preemption_mode);
+    visit(OptionInfo{"host_cache_memory_bytes", "bytes",
+                     "of the host tier, for blocks that the pool evicts or swaps out; 0: none", 0,
+                     1e15},
+          o.host_cache_memory_bytes);
+    visit(OptionInfo{"cache_directory", "path",
+                     "where SaveCache, LoadCache and the file tier keep blocks; empty: nowhere"},
+          o.cache_directory);
+    visit(OptionInfo{"cache_directory_bytes", "bytes",
+                     "of cache_directory, most that the file tier takes; 0: no file tier", 0, 1e15},
+          o.cache_directory_bytes);
     visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);

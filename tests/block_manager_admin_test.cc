@@ -254,6 +254,34 @@ TEST(Inspect, TellsWhatEachPageHolds) {
   EXPECT_EQ(blank, 3);
 }
 
+// Hashes of 256 bits are kept whole, and a node that is used again has nothing of the one before.
+TEST(Inspect, LongHashesAreWhole) {
+  Cache c(4, kSize, {.hash_algorithm = PrefixHashAlgorithm::kSha256Cbor});
+  for (int round = 0; round < 3; ++round) {
+    const RootId root = c.manager.InternRoot("root " + std::to_string(round));
+    const auto tokens = Text(2 * kSize, 1000 * round);
+    std::vector<PrefixHash> chain;
+    c.manager.ExtendChain(root, tokens, chain);
+    ASSERT_EQ(chain.size(), 2u);
+    EXPECT_NE(chain[0].more_lo | chain[0].more_hi, 0u);
+    {
+      PrefixHit hit = c.manager.MatchPrefix(root, tokens, chain);
+      ASSERT_TRUE(c.manager.Grow(hit.tables, 0, 2 * kSize, c.copies));
+      c.manager.Commit(hit.tables, tokens, 2 * kSize, chain);
+    }
+    int seen = 0;
+    for (const BlockInfo& info : c.manager.Inspect()) {
+      if (!info.sealed || info.root != root) continue;
+      const auto i = static_cast<size_t>(info.end_token / kSize - 1);
+      EXPECT_EQ(info.hash, chain[i]);
+      EXPECT_EQ(info.parent_hash, i == 0 ? PrefixHash{} : chain[0]);
+      ++seen;
+    }
+    EXPECT_EQ(seen, 2);
+    if (round == 1) c.manager.Flush();  // the next root takes a node that had such a hash
+  }
+}
+
 TEST(Inspect, LeavesRetiredPagesOut) {
   Cache c(6, kSize);
   c.Run(Text(17)).tables = {};

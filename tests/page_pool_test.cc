@@ -195,9 +195,24 @@ TEST(PagePool, RowsOfTablesAreUsedAgain) {
   EXPECT_TRUE(again.empty());
   EXPECT_GE(again.capacity(), 100u);
   EXPECT_EQ(pool.TakeRow().capacity(), 0u) << "each row has one owner";
+  for (int i = 0; i < 10'000; ++i) {  // more often than rows are kept
+    pool.ReturnRow(std::move(again));
+    again = pool.TakeRow();
+  }
   pool.ReturnRow(std::move(again));
   const PageTable table(pool);
   EXPECT_EQ(table.ids().data(), memory);
+}
+
+TEST(PagePool, SpareRowsAreBoundedAndNeverEmpty) {
+  PagePool pool(3, 16);
+  pool.ReturnRow(std::vector<PageId>(10, 7));
+  pool.ReturnRow({});
+  EXPECT_GT(pool.TakeRow().capacity(), 0u) << "a row without memory is none";
+  for (int i = 0; i < 6'000; ++i) pool.ReturnRow(std::vector<PageId>(1, 7));
+  int kept = 0;
+  while (pool.TakeRow().capacity() > 0) ++kept;
+  EXPECT_EQ(kept, 4096);
 }
 
 // Releases leaf before root, so that a chain is evicted from its end.

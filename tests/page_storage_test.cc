@@ -2,9 +2,12 @@
 #include "paged_cache/page_storage.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 
 namespace quire {
 namespace {
@@ -80,6 +83,77 @@ TEST(PageStorage, CopiesRunInOrder) {
   EXPECT_TRUE(Holds(*s, 0, 3, 1));  // the second copy sees the first
   EXPECT_TRUE(Holds(*s, 0, 1, 1));
   EXPECT_TRUE(Holds(*s, 1, 7, 99));
+}
+
+// Slots of the host tier have memory of their own, and pages move in the order of the list: a page
+// that is evicted is saved before its new content comes.
+TEST(PageStorage, SavesLoadsAndFillsRunInOrder) {
+  const auto s =
+      PageStorage::Create(TwoPools(), std::vector<int32_t>{5, 7}, {}, std::vector<int32_t>{3, 2})
+          .value();
+  for (PageId page = 1; page <= 5; ++page) Fill(*s, 0, page, page);
+  Fill(*s, 1, 4, 44);
+  const std::vector<std::vector<std::byte>> fills = {std::vector<std::byte>(192, std::byte{9}),
+                                                     std::vector<std::byte>(4096, std::byte{8})};
+  const std::vector<PageCopy> ops = {{0, 1, 3, PageOp::kSave},  // page 1 -> slot 3
+                                     {0, 2, 1},                 // page 2 -> page 1
+                                     {0, 3, 5, PageOp::kLoad},  // slot 3 -> page 5: once page 1
+                                     {0, 4, 3, PageOp::kSave},  // the slot is used again
+                                     {0, 1, 4, PageOp::kFill},  // and so is the page
+                                     {1, 4, 2, PageOp::kSave},
+                                     {1, 0, 4, PageOp::kFill}};
+  s->Copy(ops, fills);
+  EXPECT_TRUE(Holds(*s, 0, 1, 2));
+  EXPECT_TRUE(Holds(*s, 0, 2, 2));
+  EXPECT_TRUE(Holds(*s, 0, 3, 3));
+  EXPECT_TRUE(Holds(*s, 0, 4, 8));
+  EXPECT_TRUE(Holds(*s, 0, 5, 1));
+  EXPECT_TRUE(Holds(*s, 1, 4, 9));
+  const auto slot_holds = [&](int32_t pool, PageId slot, int value) {
+    const std::byte* bytes = s->host_page(pool, slot);
+    return std::all_of(bytes, bytes + s->page_bytes(pool),
+                       [&](std::byte b) { return b == static_cast<std::byte>(value); });
+  };
+  EXPECT_TRUE(slot_holds(0, 3, 4));
+  EXPECT_TRUE(slot_holds(1, 2, 44));
+}
+
+TEST(PageStorageDeathTest, OperationsOnTheNullPageAreFatal) {
+  const auto s = Storage();
+  EXPECT_DEATH(s->Copy(std::vector<PageCopy>{{0, 0, 1}}), "copy of page 0 to 1");
+  EXPECT_DEATH(s->Copy(std::vector<PageCopy>{{0, 2, 2}}), "copy of page 2 to 2");
+  EXPECT_DEATH(s->Copy(std::vector<PageCopy>{{0, 0, 1, PageOp::kFill}}), "fill 0 of 0");
+}
+
+// Resident bytes of this process.
+int64_t Resident() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  statm >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// What a pool gives up is memory that the machine has back; its neighbours keep every byte.
+TEST(PageStorage, DiscardedPagesCostNothing) {
+  CacheLayout layout;
+  layout.pools = {{(size_t{1} << 20) + 192}};  // borders inside pages of the system
+  const auto s = PageStorage::Create(layout, std::vector<int32_t>{10}, std::vector<int32_t>{40});
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ((*s)->most_usable(0), 40);
+  for (PageId page = 1; page <= 40; ++page) Fill(**s, 0, page, page);
+  std::vector<PageId> gone;
+  for (PageId page = 2; page <= 40; page += 2) gone.push_back(page);
+  const int64_t before = Resident();
+  (*s)->Discard(0, gone);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_GT(before - Resident(), 15 << 20) << "20 pages of a MiB each";
+#else
+  (void)before;
+#endif
+  for (PageId page = 1; page <= 40; page += 2) EXPECT_TRUE(Holds(**s, 0, page, page)) << page;
+  EXPECT_EQ((*s)->page(0, 2)[1 << 19], std::byte{0}) << "it comes back as zeros";
+  Fill(**s, 0, 2, 7);
+  EXPECT_TRUE(Holds(**s, 0, 2, 7));
 }
 
 // HARD-CASES R07. The source of a copy may be free already when the step runs, and its target too

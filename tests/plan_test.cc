@@ -342,6 +342,8 @@ TEST(Plan, JsonHasTheSameNumbers) {
   EXPECT_EQ(first["bytes_per_token"].as_int(), 524288);
   EXPECT_EQ(first["weight_bytes"].as_int(), plan.weights);
   EXPECT_EQ(first["parts"].at(0)["formula"].as_string(), plan.parts[0].formula);
+  EXPECT_EQ(first["concurrency"].as_int(), 5);
+  EXPECT_EQ(first["all_sequences_bytes"].as_int(), int64_t{5} << 31);
   EXPECT_EQ(first["nothing_reserved"]["sequences"].as_int(), 5);
   EXPECT_EQ(first["nothing_reserved"]["fits"].as_bool(), true);
   EXPECT_EQ(first["quire"]["sequences"].as_int(), 4);

@@ -101,6 +101,11 @@ void Model(JsonWriter& w, const ModelPlan& plan) {
   Number(w, "sequence_bytes", plan.held_at_context);
   Number(w, "sequence_bytes_uncapped", plan.published_at_context);
   Number(w, "sequence_bytes_in_pages", plan.paged_at_context);
+  if (plan.options.concurrency > 0) {
+    Number(w, "concurrency", plan.options.concurrency);
+    Number(w, "all_sequences_bytes",
+           SaturatingProduct({plan.paged_at_context, plan.options.concurrency}));
+  }
   Number(w, "block_size", plan.block_size);
   w.Key("outgrows_weights_at_tokens");
   if (plan.outgrown_at > 0) {
@@ -111,7 +116,6 @@ void Model(JsonWriter& w, const ModelPlan& plan) {
   if (plan.nothing_reserved) {
     Number(w, "memory", plan.options.memory);
     Real(w, "memory_utilization", plan.options.memory_utilization);
-    Number(w, "concurrency", plan.options.concurrency);
     Room(w, "nothing_reserved", *plan.nothing_reserved, plan);
   }
   if (plan.by_quire) {

@@ -133,6 +133,12 @@ Section SequenceSection(const ModelPlan& plan, const std::vector<std::string>& l
       {"in pages", BytesText(plan.paged_at_context),
        fmt::format("whole blocks of {} tokens; states with their snapshots",
                    plan.options.rule == PlanRule::kTransformers ? 16 : plan.block_size)});
+  if (plan.options.concurrency > 0) {
+    out.cells.push_back(
+        {"all sequences",
+         BytesText(SaturatingProduct({plan.paged_at_context, plan.options.concurrency})),
+         fmt::format("{} of them, in pages", plan.options.concurrency)});
+  }
   if (plan.outgrown_at > 0) {
     out.cells.push_back({"outgrows weights",
                          fmt::format("at {} tokens", WithCommas(plan.outgrown_at)),

@@ -17,6 +17,7 @@ struct GgufForm {
   std::string_view name;
   int64_t interval = 1;
   Recurrent recurrent = Recurrent::kNone;
+  bool mlp_layers = false;  // some layers neither attend nor recur
 };
 
 constexpr GgufForm kForms[] = {
@@ -47,7 +48,7 @@ constexpr GgufForm kForms[] = {
     {"mamba2", 1, Recurrent::kMamba2},
     {"jamba", 1, Recurrent::kMamba1},
     {"granitehybrid", 1, Recurrent::kMamba2},
-    {"nemotron_h", 1, Recurrent::kMamba2},
+    {"nemotron_h", 1, Recurrent::kMamba2, true},
     {"falcon-h1", 1, Recurrent::kBeside},
 };
 
@@ -157,11 +158,10 @@ absl::StatusOr<ModelShape> ReadGgufShape(const GgufFile& file) {
         }
       }
     }
-    // Hybrids mark their other layers by 0 heads; of these, some have only a feed-forward block.
-    const bool recurs = form->recurrent == Recurrent::kBeside ||
-                        (form->recurrent != Recurrent::kNone && !attends && mlp[i] == 0) ||
-                        (form->recurrent != Recurrent::kNone && !attends &&
-                         file.Find(fmt::format("blk.{}.ssm_conv1d.weight", i)).has_value());
+    // Hybrids mark their other layers by 0 heads.
+    const bool recurs =
+        form->recurrent == Recurrent::kBeside ||
+        (form->recurrent != Recurrent::kNone && !attends && !(form->mlp_layers && mlp[i] > 0));
     if (recurs) layer.parts.push_back(state);
     a.q_dim = std::max(a.q_dim, heads[i] * dims.key);
     a.kv_dim = std::max(a.kv_dim, kv_heads[i] * std::max(dims.key, dims.value));

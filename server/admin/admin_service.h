@@ -1,14 +1,18 @@
-// server/admin/admin_service.h -- quire.v1.Admin: what an operator can ask. gRPC threads; every
-// answer comes from a snapshot, so nothing here waits for the engine.
+// server/admin/admin_service.h -- quire.v1.Admin: what an operator can ask and do.
+//
+// gRPC threads. What has a snapshot is answered from it at once. The rest runs on the engine thread
+// between two steps, copies plain data out, and is turned into messages by gRPC's threads.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <functional>
 
 #include "models/runtime.h"
 #include "quire/v1/quire.grpc.pb.h"
 #include "scheduler/engine.h"
+#include "server/admin/cache_control.h"
 #include "server/edge/edge.h"
 #include "server/options.h"
 #include "server/served_model.h"
@@ -31,24 +35,76 @@ struct ServerFacts {
 class AdminService final : public ::quire::v1::Admin::CallbackService {
  public:
   // All outlive the server that this is registered with.
-  AdminService(const ServerFacts& facts, const ServedModel& model, const Engine& engine,
-               const Edge& edge)
-      : facts_(facts), model_(model), engine_(engine), edge_(edge) {}
+  AdminService(const ServerFacts& facts, const ServedModel& model, const CacheLayout& layout,
+               const CacheControl& control, Engine& engine, const Edge& edge)
+      : facts_(facts),
+        model_(model),
+        layout_(layout),
+        control_(control),
+        engine_(engine),
+        edge_(edge) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const ::quire::v1::GetServerInfoRequest* request,
-                                          ::quire::v1::ServerInfo* info) override;
+                                          ::quire::v1::ServerInfo* reply) override;
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const ::quire::v1::GetModelInfoRequest* request,
-                                         ::quire::v1::ModelInfo* info) override;
+                                         ::quire::v1::ModelInfo* reply) override;
+  grpc::ServerUnaryReactor* GetMemoryProfile(grpc::CallbackServerContext* context,
+                                             const ::quire::v1::GetMemoryProfileRequest* request,
+                                             ::quire::v1::MemoryProfile* reply) override;
   grpc::ServerUnaryReactor* GetBlockStats(grpc::CallbackServerContext* context,
                                           const ::quire::v1::GetBlockStatsRequest* request,
-                                          ::quire::v1::BlockStats* stats) override;
+                                          ::quire::v1::BlockStats* reply) override;
+  grpc::ServerWriteReactor<::quire::v1::BlockBatch>* InspectBlocks(
+      grpc::CallbackServerContext* context,
+      const ::quire::v1::InspectBlocksRequest* request) override;
+  grpc::ServerWriteReactor<::quire::v1::RequestBatch>* InspectRequests(
+      grpc::CallbackServerContext* context,
+      const ::quire::v1::InspectRequestsRequest* request) override;
+  grpc::ServerWriteReactor<::quire::v1::PrefixBatch>* DumpPrefixTree(
+      grpc::CallbackServerContext* context,
+      const ::quire::v1::DumpPrefixTreeRequest* request) override;
+  grpc::ServerUnaryReactor* FlushPrefixCache(grpc::CallbackServerContext* context,
+                                             const ::quire::v1::FlushPrefixCacheRequest* request,
+                                             ::quire::v1::FlushPrefixCacheResponse* reply) override;
+  grpc::ServerUnaryReactor* PinPrefix(grpc::CallbackServerContext* context,
+                                      const ::quire::v1::PinPrefixRequest* request,
+                                      ::quire::v1::Pin* reply) override;
+  grpc::ServerUnaryReactor* UnpinPrefix(grpc::CallbackServerContext* context,
+                                        const ::quire::v1::UnpinPrefixRequest* request,
+                                        ::quire::v1::UnpinPrefixResponse* reply) override;
+  grpc::ServerUnaryReactor* ListPins(grpc::CallbackServerContext* context,
+                                     const ::quire::v1::ListPinsRequest* request,
+                                     ::quire::v1::ListPinsResponse* reply) override;
+  grpc::ServerUnaryReactor* UpdateConfig(grpc::CallbackServerContext* context,
+                                         const ::quire::v1::UpdateConfigRequest* request,
+                                         ::quire::v1::Config* reply) override;
+  grpc::ServerUnaryReactor* SaveCache(grpc::CallbackServerContext* context,
+                                      const ::quire::v1::SaveCacheRequest* request,
+                                      ::quire::v1::CacheTransfer* reply) override;
+  grpc::ServerUnaryReactor* LoadCache(grpc::CallbackServerContext* context,
+                                      const ::quire::v1::LoadCacheRequest* request,
+                                      ::quire::v1::CacheTransfer* reply) override;
 
  private:
+  using Work = std::function<absl::Status(Scheduler&)>;
+  // Runs `work`, which fills the call's reply, on the engine thread, and ends the call.
+  grpc::ServerUnaryReactor* OnEngine(grpc::CallbackServerContext* context, Work work);
+  // Streams what `copy` returns, in batches; `status` instead if it is an error.
+  template <typename Batch, typename List>
+  grpc::ServerWriteReactor<Batch>* StreamFromEngine(const absl::Status& status,
+                                                    std::function<List(Scheduler&)> copy);
+  grpc::ServerUnaryReactor* Transfer(
+      grpc::CallbackServerContext* context, const std::string& directory,
+      const std::function<absl::StatusOr<CacheTransfer>(const std::string&)>& run,
+      ::quire::v1::CacheTransfer* reply);
+
   const ServerFacts& facts_;
   const ServedModel& model_;
-  const Engine& engine_;
+  const CacheLayout& layout_;
+  const CacheControl& control_;
+  Engine& engine_;
   const Edge& edge_;
 };
 

@@ -182,6 +182,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const ServerOptions& options
   parts.rope_regime = [&runtime](int32_t tokens) { return runtime.RopeRegimeOf(tokens); };
   parts.blocks = &runtime.block_manager();
   parts.executor = &runtime.executor();
+  parts.cache.set_num_blocks = [&runtime](Scheduler& scheduler, int32_t num_blocks) {
+    return runtime.SetNumBlocks(scheduler, num_blocks);
+  };
+  parts.cache.save = [&runtime](const std::string& folder) { return runtime.SaveCache(folder); };
+  parts.cache.load = [&runtime](const std::string& folder) { return runtime.LoadCache(folder); };
+  if (const PageFileStore* const files = runtime.cache_files()) {
+    parts.cache.files = [files] { return files->stats(); };
+  }
   return Daemon::Start(std::move(parts));
 }
 

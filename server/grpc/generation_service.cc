@@ -36,6 +36,16 @@ bool IsPast(Clock::time_point deadline) {
          Clock::now() + std::chrono::milliseconds(50) >= deadline;
 }
 
+// What proxies and clients of other protos send beside the message.
+absl::StatusOr<std::string> RetentionOf(const grpc::CallbackServerContext& context) {
+  constexpr const char* kKey = "x-kv-retention";
+  const auto [begin, end] = context.client_metadata().equal_range(kKey);
+  if (begin == end) return std::string();
+  if (std::next(begin) != end)
+    return InvalidArgument("{} is given twice; join them by commas", kKey);
+  return std::string(begin->second.data(), begin->second.size());
+}
+
 // Says goodbye to the edge and deletes the reactor there.
 template <typename Reactor>
 void DeleteOnEdge(Edge& edge, Reactor* reactor) {
@@ -234,7 +244,8 @@ template <typename Reactor>
 absl::Status GenerationService::Start(const grpc::CallbackServerContext& context,
                                       const pb::GenerateRequest& request, bool unary,
                                       Reactor* reactor) {
-  const Arrival arrival{.id = edge_.NewId(), .time = Clock::now(), .deadline = DeadlineOf(context)};
+  Arrival arrival{.id = edge_.NewId(), .time = Clock::now(), .deadline = DeadlineOf(context)};
+  ASSIGN_OR_RETURN(arrival.kv_retention, RetentionOf(context));
   ASSIGN_OR_RETURN(QueueSlot slot, edge_.Reserve());
   ASSIGN_OR_RETURN(Generation generation, FromProto(request, model_, arrival, unary));
   reactor->Named(generation, arrival.deadline);
