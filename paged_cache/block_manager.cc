@@ -112,6 +112,7 @@ bool BlockManager::Grow(SequenceTables& t, int32_t first_write, int32_t num_toke
     std::reverse(fresh_[p].begin(), fresh_[p].end());  // used from the back
   }
   // What was evicted for it is saved before its new owner's content comes.
+  const size_t first_op = copies.size();
   copies.insert(copies.end(), ops_.begin(), ops_.end());
   ops_.clear();
   for (size_t g = 0; g < t.groups.size(); ++g) {
@@ -136,6 +137,7 @@ bool BlockManager::Grow(SequenceTables& t, int32_t first_write, int32_t num_toke
       table.Replace(i, page);
     });
   }
+  if (copies.size() > first_op) NoteTouched(std::span(copies).subspan(first_op));
   return true;
 }
 

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -178,7 +179,7 @@ class BlockManager {
   // What the host tier gives up goes to files, and prefixes that memory does not have are looked
   // for there. REQUIRES: nothing has been interned yet; both outlive the manager; storage has the
   // bytes of all pools.
-  void AttachFiles(PageFileStore& files, const PageStorage& storage);
+  void AttachFiles(PageFileStore& files, PageStorage& storage);
   PageFileStore* files() const { return files_; }
   // Keeps what is in the pools and the host tier in `files`; the other way round, as far as there
   // are blank pages. Between steps; due page operations are run first. They take their time: the
@@ -214,11 +215,13 @@ class BlockManager {
   void Publish() {
     index_.Publish();
     fills_.clear();
+    touched_.clear();
   }
   // Instead: the step failed. What was announced is forgotten; all its readers must be destroyed.
   void Abandon() {
     index_.Abandon();
     fills_.clear();
+    touched_.clear();
   }
 
   // After the step: seals blocks that became full (replacing their pages by equal sealed ones if
@@ -248,7 +251,10 @@ class BlockManager {
                                   const SequenceSpec& spec = {});
 
   // Page operations that are due before the next step writes anything. Grow takes them along.
-  std::vector<PageCopy> TakeOps() { return std::exchange(ops_, {}); }
+  std::vector<PageCopy> TakeOps() {
+    NoteTouched(ops_);
+    return std::exchange(ops_, {});
+  }
   // What kFill operations bring; kept until the step has ended.
   std::span<const std::vector<std::byte>> fills() const { return fills_; }
 
@@ -332,6 +338,8 @@ class BlockManager {
   void LoadFromFiles(std::span<const TokenId> tokens, std::span<const PrefixHash> chain,
                      size_t most_blocks);
   void SaveToFiles(NodeId node, size_t group, PageId slot);
+  void NoteTouched(std::span<const PageCopy> ops);
+  bool IsTouched(int32_t pool, PageId page) const;
   PrefixHash NextHash(NodeId parent, std::span<const TokenId> tokens) const;
   PrefixHasher HasherOf(RootId root) const;
   void SealNext(SequenceTables& t, std::span<const TokenId> tokens, int32_t num_computed,
@@ -352,7 +360,9 @@ class BlockManager {
   std::vector<PageCopy> ops_;
   std::vector<std::vector<std::byte>> fills_;
   PageFileStore* files_ = nullptr;
-  const PageStorage* storage_ = nullptr;
+  PageStorage* storage_ = nullptr;
+  // With files: pages of operations that were handed out and may not have run yet.
+  absl::flat_hash_set<std::pair<int32_t, PageId>> touched_;
   PrefixHasher hasher_;  // without a salt
   PrefixIndex index_;
   CacheStats stats_;

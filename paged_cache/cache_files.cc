@@ -45,13 +45,31 @@ PageFileLayout MakePageFileLayout(const CacheLayout& layout, std::string fingerp
 
 // ---- as a tier ----
 
-void BlockManager::AttachFiles(PageFileStore& files, const PageStorage& storage) {
+void BlockManager::AttachFiles(PageFileStore& files, PageStorage& storage) {
   CHECK(index_.num_roots() == 0 && files_ == nullptr, "AttachFiles comes too late");
   files_ = &files;
   storage_ = &storage;
   index_.KeepFileKeys();
   index_.set_on_host_evict(
       [this](NodeId node, size_t group, PageId slot) { SaveToFiles(node, group, slot); });
+}
+
+void BlockManager::NoteTouched(std::span<const PageCopy> ops) {
+  if (files_ == nullptr) return;
+  for (const PageCopy& op : ops) {
+    if (op.op == PageOp::kCopy || op.op == PageOp::kSave) touched_.emplace(op.pool, op.src);
+    if (op.op != PageOp::kSave) touched_.emplace(op.pool, op.dst);
+  }
+}
+
+// Whether an operation that has not run yet may read or write the page.
+bool BlockManager::IsTouched(int32_t pool, PageId page) const {
+  return touched_.contains({pool, page}) ||
+         std::any_of(ops_.begin(), ops_.end(), [&](const PageCopy& op) {
+           return op.pool == pool &&
+                  ((op.src == page && (op.op == PageOp::kCopy || op.op == PageOp::kSave)) ||
+                   (op.dst == page && op.op != PageOp::kSave));
+         });
 }
 
 void BlockManager::SaveToFiles(NodeId node, size_t group, PageId slot) {
@@ -141,9 +159,15 @@ void BlockManager::LoadFromFiles(std::span<const TokenId> tokens, std::span<cons
       if (pages[g] == kNullPage) continue;
       held.emplace_back(pool_index(g), pages[g]);
       if (node == kNoNode || index_.has_content(node, g)) continue;
-      ops_.push_back({static_cast<int32_t>(pool_index(g)), static_cast<int32_t>(fills_.size()),
-                      pages[g], PageOp::kFill});
-      fills_.push_back(std::move(entry->groups[g]));
+      // At once if the page is free of this step's operations, else in their order: it may be the
+      // source of one that saves what was evicted for it.
+      const auto p = static_cast<int32_t>(pool_index(g));
+      if (IsTouched(p, pages[g])) {
+        ops_.push_back({p, static_cast<int32_t>(fills_.size()), pages[g], PageOp::kFill});
+        fills_.push_back(std::move(entry->groups[g]));
+      } else {
+        std::copy(entry->groups[g].begin(), entry->groups[g].end(), storage_->page(p, pages[g]));
+      }
       index_.SealPage(node, g, pages[g]);
       ++stats_.file_loaded;
     }

@@ -200,8 +200,10 @@ TEST(PagePool, RowsOfTablesAreUsedAgain) {
     again = pool.TakeRow();
   }
   pool.ReturnRow(std::move(again));
-  const PageTable table(pool);
+  PageTable table(pool);
   EXPECT_EQ(table.ids().data(), memory);
+  table = PageTable(pool);
+  EXPECT_EQ(pool.TakeRow().data(), memory);
 }
 
 TEST(PagePool, SpareRowsAreBoundedAndNeverEmpty) {

@@ -32,6 +32,7 @@ struct BenchOptions {
   std::vector<std::string> workloads = {"W1", "W2", "W3", "W4"};
   int32_t runs = 1;
   uint64_t seed = 1234;
+  int32_t own_tokens = 5;  // of each prompt after the shared prefix; `sharing` only
   bool json = false;
 };
 
@@ -239,7 +240,7 @@ int RunSharing(const BenchOptions& o) {
   if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
   constexpr size_t kPrefix = 512;
   std::vector<double> ratios;
-  fmt::print("{:>4}{:>14}{:>14}{:>14}{:>12}{:>22}\n", "run", "prefix ms", "warm p50 ms",
+  fmt::print("{:>4}{:>14}{:>14}{:>14}{:>12}{:>24}\n", "run", "prefix ms", "warm p50 ms",
              "cold p50 ms", "cold hits", "cold / (prefix + warm)");
   for (int run = 0; run < o.runs; ++run) {
     std::vector<Workload> parts;  // one for each prefix or set of own parts that is needed
@@ -253,6 +254,11 @@ int RunSharing(const BenchOptions& o) {
     prefix.prompts.resize(1);
     prefix.prompts[0].resize(kPrefix);
     prefix.max_tokens = 1;
+    for (Workload& w : parts) {
+      for (std::vector<TokenId>& prompt : w.prompts) {
+        prompt.resize(kPrefix + static_cast<size_t>(o.own_tokens));
+      }
+    }
     const Workload& cold = parts[1];
     Workload warm = parts[2];  // the cold ones' prefix, other own parts
     for (std::vector<TokenId>& prompt : warm.prompts) {
@@ -269,7 +275,7 @@ int RunSharing(const BenchOptions& o) {
     }
     const double bound = summaries[0].ttft_ms.p50 + summaries[2].ttft_ms.p50;
     ratios.push_back(summaries[1].ttft_ms.p50 / bound);
-    fmt::print("{:>4}{:>14.1f}{:>14.1f}{:>14.1f}{:>12}{:>22.3f}\n", run, summaries[0].ttft_ms.p50,
+    fmt::print("{:>4}{:>14.1f}{:>14.1f}{:>14.1f}{:>12}{:>24.3f}\n", run, summaries[0].ttft_ms.p50,
                summaries[2].ttft_ms.p50, summaries[1].ttft_ms.p50, cold_hits, ratios.back());
   }
   fmt::print("median ratio {:.3f}\n", Summarize(ratios).p50);
@@ -299,6 +305,9 @@ Subcommand MakeBench(CLI::App& parent) {
   o->address.AddOptions(*sharing);
   sharing->add_option("--runs", o->runs, "with fresh prompts")
       ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  sharing->add_option("--own", o->own_tokens, "tokens of each prompt after the prefix of 512")
+      ->check(CLI::Range(1, 32))
       ->capture_default_str();
   sharing->add_option("--seed", o->seed, "of the prompts")->capture_default_str();
   return {bench, [o, sharing] { return sharing->parsed() ? RunSharing(*o) : RunBench(*o); }};
