@@ -149,7 +149,10 @@ TEST_P(AdminViews, AllViewsOfAMomentAgree) {
     if (i == 3) request.mutable_kv()->set_bypass_prefix_cache(true);
     calls.push_back(std::make_unique<Call>(rig.stub(), request));
   }
-  for (auto& call : calls) ASSERT_TRUE(call->Read());
+  for (auto& call : calls) {
+    ASSERT_TRUE(call->Read());  // accepted
+    ASSERT_TRUE(call->Read());  // its prompt is computed
+  }
   bool shared = false;
   int moments = 0;
   std::string last;
