@@ -37,7 +37,15 @@ void Count(int64_t bytes) {
   quire::Count(static_cast<int64_t>(malloc_usable_size(p)));
   return p;
 }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  void* const p = std::malloc(size != 0 ? size : 1);
+  if (p != nullptr) quire::Count(static_cast<int64_t>(malloc_usable_size(p)));
+  return p;
+}
 [[gnu::noinline]] void* operator new[](std::size_t size) { return ::operator new(size); }
+[[gnu::noinline]] void* operator new[](std::size_t size, const std::nothrow_t& t) noexcept {
+  return ::operator new(size, t);
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept {
   quire::Count(-static_cast<int64_t>(malloc_usable_size(p)));
   std::free(p);
