@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "scheduler/root_key.h"
 #include "scheduler/scheduler.h"
 
@@ -31,7 +30,7 @@ struct BlockView {
   int64_t idle_ms = 0;
   int64_t ttl_ms = 0;  // left; 0 = for ever
   bool pinned = false;
-  absl::InlinedVector<uint32_t, 2> holders;  // into BlockList::request_ids
+  std::vector<uint32_t> holders;  // into BlockList::request_ids
 };
 
 struct BlockList {
@@ -82,9 +81,9 @@ struct NodeView {
   int32_t depth_tokens = 0;
   PrefixHash hash;
   int32_t children = 0;
-  absl::InlinedVector<PageId, 2> pages;  // [groups]
-  absl::InlinedVector<PageId, 2> slots;  // [groups] of the host tier
-  std::vector<TokenId> tokens;           // if asked for
+  std::vector<PageId> pages;    // [groups]
+  std::vector<PageId> slots;    // [groups] of the host tier
+  std::vector<TokenId> tokens;  // if asked for
 };
 
 struct RootView {
