@@ -91,11 +91,12 @@ void PageStorage::Copy(std::span<const PageCopy> copies,
 void PageStorage::Discard(int32_t pool, std::span<const PageId> pages) {
   constexpr uintptr_t kOsPage = 4096;
   for (const PageId id : pages) {
-    const auto begin = reinterpret_cast<uintptr_t>(page(pool, id));
-    const uintptr_t first = (begin + kOsPage - 1) / kOsPage * kOsPage;
-    const uintptr_t end = (begin + page_bytes(pool)) / kOsPage * kOsPage;
+    std::byte* const begin = page(pool, id);
+    const size_t to_first = (kOsPage - reinterpret_cast<uintptr_t>(begin) % kOsPage) % kOsPage;
+    if (page_bytes(pool) <= to_first) continue;
+    const size_t bytes = (page_bytes(pool) - to_first) / kOsPage * kOsPage;
     // Only advice; a page that shares its ends with neighbours keeps those.
-    if (end > first) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+    if (bytes > 0) (void)madvise(begin + to_first, bytes, MADV_DONTNEED);
   }
 }
 

@@ -151,7 +151,10 @@ int32_t BlockManager::ExtendPartially(SequenceTables& t, std::span<const TokenId
     return 0;
   }
   const auto left = tokens.subspan(static_cast<size_t>(num_tokens));
-  const auto [node, same] = index_.FindPartial(t.cursor.node(), left.first(left.size() - 1));
+  const std::pair<NodeId, int32_t> found =
+      index_.FindPartial(t.cursor.node(), left.first(left.size() - 1));
+  const NodeId node = found.first;
+  const int32_t same = found.second;
   if (node == kNoNode || same < options_.partial_hit_share * size) return 0;
   // Pages that end with this block; others have nothing new before its end.
   const auto copied = [&](size_t g) {

@@ -44,9 +44,9 @@ absl::StatusOr<PinInfo> Scheduler::PinPrefix(const std::vector<TokenId>& tokens,
                                              const std::string& cache_salt, int64_t ttl_ms) {
   CHECK(in_flight_.empty(), "PinPrefix during a step");
   blocks_.SetTime(now_ms());
-  const RootId root = blocks_.InternRoot(
-      RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*private_to=*/0), /*keep=*/true,
-      cache_salt);
+  const RootId root =
+      blocks_.InternRoot(RootKey(cache_salt, static_cast<int32_t>(tokens.size()), /*private_to=*/0),
+                         /*keep=*/true, cache_salt);
   return blocks_.Pin(root, tokens, ttl_ms, LargestAdmittedNeed());
 }
 

@@ -41,8 +41,8 @@ struct ModelSeq {
   bool flushed = false;  // held sealed pages during a flush
   SequenceSpec spec;
   std::optional<SwappedTables> swapped = std::nullopt;  // waits without pages
-  bool fresh = false;    // came during this step
-  bool encoded = false;  // its encoder has run
+  bool fresh = false;                                   // came during this step
+  bool encoded = false;                                 // its encoder has run
 };
 
 struct ModelOptions {
