@@ -25,6 +25,7 @@ struct GenerateOptions {
   std::string system;
   bool raw = false;
   bool stats = false;
+  bool ignore_eos = false;
   // A person at a terminal wants the same short answer each time; the API's own defaults differ.
   float temperature = 0;
   int32_t max_tokens = 256;
@@ -57,6 +58,7 @@ pb::GenerateRequest ToRequest(const GenerateOptions& o) {
   if (o.n) sampling.set_n(*o.n);
   if (o.seed) sampling.set_seed(*o.seed);
   if (o.max_tokens > 0) request.mutable_stopping()->set_max_tokens(o.max_tokens);
+  if (o.ignore_eos) request.mutable_stopping()->set_ignore_eos(true);
   for (const std::string& stop : o.stop) request.mutable_stopping()->add_stop(stop);
   return request;
 }
@@ -127,6 +129,7 @@ Subcommand MakeGenerate(CLI::App& parent) {
   app->add_option("--max-tokens", o->max_tokens, "new tokens per answer; 0 = the server's limit")
       ->capture_default_str();
   app->add_option("--stop", o->stop, "text that ends the answer; may be given several times");
+  app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end token");
   app->add_option("-n,--n", o->n, "answers")->check(CLI::Range(1, 128));
   app->add_option("--timeout", o->timeout_s, "seconds; 0 = none");
   app->add_flag("--stats", o->stats, "print counts and times to standard error");

@@ -96,7 +96,7 @@ class GenerateTest(unittest.TestCase):
         self.assert_idle()
         client = subprocess.Popen(
             [BINARY, "generate", "--port", str(self.daemon.port), "--raw", "--temperature", "0.9",
-             "--max-tokens", "4000", "Tell me a long story"],
+             "--ignore-eos", "--max-tokens", "4000", "Tell me a long story"],
             stdout=subprocess.PIPE, env=environment())
         self.assertTrue(client.stdout.read(8))
         self.assertGreater(self.daemon.blocks().used_blocks, 0)
