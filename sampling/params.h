@@ -35,6 +35,7 @@ struct SamplingParams {
   std::vector<std::pair<TokenId, float>> logit_bias;  // in [-100, 100]; ids checked against vocab
   std::vector<TokenId> allowed_token_ids;             // empty = all
   std::vector<std::vector<TokenId>> bad_words;        // token sequences never to complete
+  std::vector<TokenId> logprob_token_ids;             // told at each token besides the best
 
   bool greedy() const { return temperature < 1e-5f; }
 
@@ -63,6 +64,41 @@ struct StopConditions {
   int32_t max_tokens = 0;               // new tokens per branch; resolved by the edge, at least 1
   std::vector<TokenId> eos_token_ids;   // the model's; empty if the client ignores them
   std::vector<TokenId> stop_token_ids;  // the client's
+};
+
+// When a beam search stops (names as in transformers' generate: never, True, False).
+enum class EarlyStopping : uint8_t {
+  kHeuristic,  // when the best open beam can't beat the worst kept hypothesis at its present length
+  kFirst,      // as soon as beam_width hypotheses have ended
+  kNever,      // when no open beam can win at any length up to max_tokens
+};
+
+// Beam search instead of sampling. Off: beam_width 0.
+struct BeamParams {
+  int32_t beam_width = 0;            // beams kept at each step, all groups together
+  int32_t num_return_sequences = 1;  // best hypotheses returned, at most beam_width
+  float length_penalty = 1.0f;       // score = sum of logprobs / generated length ^ length_penalty
+  EarlyStopping early_stopping = EarlyStopping::kHeuristic;
+  int32_t num_groups = 1;       // divides beam_width; > 1: diverse beam search
+  float diversity_rate = 0.0f;  // off a token's score for each earlier group's beam that took it
+
+  bool on() const { return beam_width > 0; }
+  template <typename Self, typename Visitor>
+  static void VisitFields(Self& p, Visitor&& visit) {
+    visit("beam_width", p.beam_width, 1, 64);
+    visit("num_return_sequences", p.num_return_sequences, 1, 64);
+    visit("length_penalty", p.length_penalty, -100.0f, 100.0f);
+    visit("num_groups", p.num_groups, 1, 64);
+    visit("diversity_rate", p.diversity_rate, 0.0f, 100.0f);
+  }
+};
+
+// How a request wants its tokens guessed ahead; the outputs are the same bits either way.
+enum class SpeculationMethod : uint8_t { kServerDefault, kNone, kNgram, kSuffix, kDraft };
+struct SpeculationParams {
+  SpeculationMethod method = SpeculationMethod::kServerDefault;
+  int32_t num_tokens = 0;        // most drafts in a chain and step; 0: as the server is set
+  int32_t branching_factor = 1;  // chains that differ in their first token; > 1: a tree
 };
 
 // Ranges of single fields, then what ties fields together (min_tokens <= max_tokens, ids within the

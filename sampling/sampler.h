@@ -32,8 +32,10 @@ struct SampleRow {
 
 struct Sampled {
   TokenId token = 0;
-  float logprob = 0;              // log-softmax of the raw logits; 0 if none was asked for
-  std::vector<TokenLogprob> top;  // best first, num_logprobs of them
+  float logprob = 0;                // log-softmax of the raw logits; 0 if none was asked for
+  std::vector<TokenLogprob> top;    // best first, num_logprobs of them
+  std::vector<TokenLogprob> asked;  // of params->logprob_token_ids, in their order
+  int32_t rank = 0;  // of the token among all, 1 = the best; 0 if no logprob was asked for
 };
 
 // Reused buffers; grows to O(vocab_size).

@@ -20,14 +20,21 @@ using Clock = std::chrono::steady_clock;
 
 // Immutable once submitted. Built and checked by the edge; the scheduler checks only what needs the
 // pool (can it ever fit?).
+class CompiledGrammar;  // sampling/grammar.h
+
 struct Request {
   RequestId id = 0;
-  std::string client_id;             // what its client calls it: for people
-  std::vector<TokenId> prompt;       // at least one token
-  SamplingParams sampling;           // valid
-  StopConditions stop;               // max_tokens resolved: prompt + max_tokens <= max_model_len
-  uint64_t seed = 0;                 // sampling.seed, or drawn by the edge
-  int32_t priority = 0;              // higher = sooner; fcfs ignores it
+  std::string client_id;          // what its client calls it: for people
+  std::vector<TokenId> prompt;    // at least one token
+  SamplingParams sampling;        // valid
+  StopConditions stop;            // max_tokens resolved: prompt + max_tokens <= max_model_len
+  uint64_t seed = 0;              // sampling.seed, or drawn by the edge
+  BeamParams beam;                // valid; if on, sampling is greedy and n is 1
+  SpeculationParams speculation;  // valid
+  std::shared_ptr<const CompiledGrammar> grammar;  // what the output must match; null = anything
+  int32_t prompt_logprobs = -1;      // -1 = none; 0 = the prompt token's; k = and the k best
+  int32_t priority = 0;              // higher = sooner; the policy `priority` reads it
+  std::string tenant;                // the policy `fair` divides service between tenants
   std::string cache_salt;            // part of the prefix root
   bool bypass_prefix_cache = false;  // neither looks up nor offers prefixes
   // How long its cached pages are kept, by ranges of its tokens; null = as all others.
@@ -51,9 +58,17 @@ struct RequestStats {
   int32_t completion_tokens = 0;  // all branches
   int32_t cached_tokens = 0;      // of the prompt, at first admission (resumes don't count)
   int32_t preemptions = 0;
-  int64_t queue_us = 0;    // arrival to first scheduled
-  int64_t prefill_us = 0;  // first scheduled to first token
-  int64_t decode_us = 0;   // first token to last
+  int64_t queue_us = 0;               // arrival to first scheduled
+  int64_t prefill_us = 0;             // first scheduled to first token
+  int64_t decode_us = 0;              // first token to last
+  int32_t draft_tokens = 0;           // guessed and computed
+  int32_t accepted_draft_tokens = 0;  // of these, kept
+};
+
+// What the model thought of one token of the prompt.
+struct PromptLogprob {
+  int32_t position = 0;  // at least 1: nothing comes before the first
+  Sampled logprob;       // token = the prompt's own
 };
 
 struct TokenEvent {
@@ -61,6 +76,7 @@ struct TokenEvent {
     kAccepted,  // first scheduled: stats.prompt_tokens, cached_tokens, queue_us are set
     kToken,     // `sampled` for `branch`; finish != kNone on the branch's last
     kFinished,  // the branch ended without a new token (cancel, deadline, error, Finish command)
+    kPromptLogprobs,  // `prompt_logprobs`, in order of positions; all before the first kToken
   };
   RequestId request = 0;
   Kind kind = Kind::kToken;
@@ -68,7 +84,9 @@ struct TokenEvent {
   Sampled sampled;
   int32_t num_output_tokens = 0;  // of this branch, this token included
   FinishReason finish = FinishReason::kNone;
-  TokenId stop_token = -1;    // the eos or stop id that ended the branch
+  TokenId stop_token = -1;  // the eos or stop id that ended the branch
+  float score = 0;          // of a beam search's sequence, with its last event
+  std::vector<PromptLogprob> prompt_logprobs;
   bool request_done = false;  // no further event of this request follows; stats is complete
   RequestStats stats;
   absl::Status error;  // kError only
