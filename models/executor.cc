@@ -1,7 +1,9 @@
 #include "models/executor.h"
 
 #include <algorithm>
+#include <chrono>
 
+#include "sampling/grammar.h"
 #include "scheduler/sequence.h"
 
 namespace quire {
@@ -26,7 +28,14 @@ const ForwardBatch& BatchBuilder::Build(const ScheduledBatch& batch, const Block
     const auto end = static_cast<int32_t>(token_ids_.size());
     cu_seqlens_q_.push_back(end);
     seqlens_k_.push_back(s.first_pos + s.num_tokens);
-    if (s.num_samples > 0) logit_rows_.push_back(end - 1);
+    // Rows of logits: of asked prompt tokens, then after the last known token and each guess.
+    const int32_t start = end - s.num_tokens - s.first_pos;  // where position 0 would be
+    for (int32_t i = 0; i < s.num_prompt_logprobs; ++i) {
+      logit_rows_.push_back(start + s.first_prompt_logprob + i);
+    }
+    for (int32_t i = 0; i <= s.num_drafts && s.num_samples > 0; ++i) {
+      logit_rows_.push_back(end - 1 - s.num_drafts + i);
+    }
     const int32_t pages = (seqlens_k_.back() + layout.block_size - 1) / layout.block_size;
     max_pages = std::max(max_pages, pages);
   }
@@ -115,41 +124,105 @@ ModelExecutor::ModelExecutor(Model& model, const BlockManager& blocks, PageStora
       scratch_(static_cast<size_t>(pool.num_threads())) {}
 
 absl::StatusOr<StepOutput> ModelExecutor::Run(const ScheduledBatch& batch) {
+  StepOutput output;
+  const auto before = std::chrono::steady_clock::now();
   storage_.Copy(batch.copies, blocks_.fills());
+  output.page_ops_us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
   arena_.Reset();
   ASSIGN_OR_RETURN(const ForwardOutput forward,
                    model_.Forward(builder_.Build(batch, blocks_), storage_, arena_));
   last_logits_ = forward.logits;
-
-  StepOutput output;
-  std::vector<size_t> logit_row;  // of each output row
+  tasks_.clear();
+  masks_.clear();
   size_t row = 0;
   for (size_t i = 0; i < batch.seqs.size(); ++i) {
     const ScheduledSeq& s = batch.seqs[i];
-    for (int32_t k = 0; k < s.num_samples; ++k) {
-      output.rows.push_back(
-          {.seq_index = static_cast<int32_t>(i), .branch = s.num_samples > 1 ? k : s.seq->branch});
-      logit_row.push_back(row);
-    }
-    if (s.num_samples > 0) ++row;
+    row = AddPromptTasks(s, static_cast<int32_t>(i), row, output);
+    if (s.num_samples > 0) row = AddSampleTasks(s, static_cast<int32_t>(i), row, output);
   }
-  const auto vocab = static_cast<size_t>(model_.vocab_size());
-  pool_.ParallelFor(static_cast<int64_t>(output.rows.size()), [&](int64_t task, int32_t worker) {
-    SampledRow& out = output.rows[static_cast<size_t>(task)];
-    const Sequence& seq = *batch.seqs[static_cast<size_t>(out.seq_index)].seq;
-    const std::span<const TokenId> tokens = seq.tokens;
-    const auto prompt = static_cast<size_t>(seq.num_prompt_tokens());
-    out.sampled = Sample(
-        {.logits = forward.logits.subspan(logit_row[static_cast<size_t>(task)] * vocab, vocab),
-         .params = &seq.request->sampling,
-         .stop = &seq.request->stop,
-         .prompt = tokens.first(prompt),
-         .output = tokens.subspan(prompt),
-         .seed = seq.request->seed,
-         .branch = out.branch},
-        scratch_[static_cast<size_t>(worker)]);
+  pool_.ParallelFor(static_cast<int64_t>(tasks_.size()), [&](int64_t task, int32_t worker) {
+    RunTask(batch, tasks_[static_cast<size_t>(task)], scratch_[static_cast<size_t>(worker)],
+            output);
   });
   return output;
+}
+
+// Both return the row after those of the sequence.
+size_t ModelExecutor::AddPromptTasks(const ScheduledSeq& s, int32_t seq_index, size_t row,
+                                     StepOutput& output) {
+  for (int32_t i = 0; i < s.num_prompt_logprobs; ++i) {
+    tasks_.push_back({.row = row++, .out = output.prompt_rows.size(), .is_prompt = true});
+    output.prompt_rows.push_back(
+        {.seq_index = seq_index, .position = s.first_prompt_logprob + i + 1});
+  }
+  return row;
+}
+
+// Several samples of one row, or one sample of each of several rows: after the last known token and
+// after each guess as if it were known. What a grammar allows is found here, on one thread, as its
+// matcher goes along the guesses and back.
+size_t ModelExecutor::AddSampleTasks(const ScheduledSeq& s, int32_t seq_index, size_t row,
+                                     StepOutput& output) {
+  GrammarMatcher* const grammar = s.seq->grammar.get();
+  const size_t words = (static_cast<size_t>(model_.vocab_size()) + 31) / 32;
+  int32_t accepted = 0;
+  for (int32_t d = 0; d <= s.num_drafts; ++d) {
+    SampleTask task{.row = row + static_cast<size_t>(d)};
+    if (grammar != nullptr && d > 0 && accepted == d - 1) {
+      const auto at = static_cast<size_t>(s.seq->num_tokens() + d - 1);
+      accepted += grammar->Accept(s.seq->tokens[at]);
+    }
+    // After a guess that the grammar forbids nothing is sampled that could be kept.
+    if (grammar != nullptr && accepted == d) {
+      task.mask = masks_.size();
+      task.mask_words = words;
+      masks_.resize(masks_.size() + words);
+      grammar->FillMask(std::span(masks_).subspan(task.mask, words));
+    }
+    for (int32_t k = 0; k < s.num_samples; ++k) {
+      task.out = output.rows.size();
+      tasks_.push_back(task);
+      output.rows.push_back({.seq_index = seq_index, .branch = s.seq->branch + k, .draft = d});
+    }
+  }
+  if (accepted > 0) grammar->Rollback(accepted);
+  return row + static_cast<size_t>(1 + s.num_drafts);
+}
+
+void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
+                            SamplerScratch& scratch, StepOutput& output) {
+  const auto vocab = static_cast<size_t>(model_.vocab_size());
+  const std::span<const float> logits = last_logits_.subspan(task.row * vocab, vocab);
+  if (task.is_prompt) {
+    PromptRow& out = output.prompt_rows[task.out];
+    const Sequence& seq = *batch.seqs[static_cast<size_t>(out.seq_index)].seq;
+    ScoreToken(logits, seq.tokens[static_cast<size_t>(out.position)],
+               static_cast<size_t>(std::max(0, seq.request->prompt_logprobs)), scratch,
+               out.logprob);
+    return;
+  }
+  SampledRow& out = output.rows[task.out];
+  const ScheduledSeq& s = batch.seqs[static_cast<size_t>(out.seq_index)];
+  const Sequence& seq = *s.seq;
+  const std::span<const TokenId> tokens =
+      std::span(seq.tokens)
+          .first(static_cast<size_t>(seq.num_tokens()) + static_cast<size_t>(out.draft));
+  const auto prompt = static_cast<size_t>(seq.num_prompt_tokens());
+  const SampleRow row{
+      .logits = logits,
+      .params = &seq.request->sampling,
+      .stop = &seq.request->stop,
+      .prompt = tokens.first(prompt),
+      .output = tokens.subspan(prompt),
+      .seed = seq.request->seed,
+      .branch = out.branch,
+      .allowed_mask = std::span<const int32_t>(masks_).subspan(task.mask, task.mask_words)};
+  if (s.num_candidates > 0) {
+    Candidates(row, static_cast<size_t>(s.num_candidates), scratch, out.sampled);
+  } else {
+    out.sampled = Sample(row, scratch);
+  }
 }
 
 }  // namespace quire

@@ -57,6 +57,19 @@ class ModelExecutor : public Executor {
   size_t arena_peak() const { return arena_.peak(); }
 
  private:
+  // A row of logits, and what is made of it.
+  struct SampleTask {
+    size_t row = 0;
+    size_t out = 0;  // into StepOutput::rows or prompt_rows
+    bool is_prompt = false;
+    size_t mask = 0;        // into masks_
+    size_t mask_words = 0;  // 0: everything is allowed
+  };
+  size_t AddPromptTasks(const ScheduledSeq& s, int32_t seq_index, size_t row, StepOutput& output);
+  size_t AddSampleTasks(const ScheduledSeq& s, int32_t seq_index, size_t row, StepOutput& output);
+  void RunTask(const ScheduledBatch& batch, const SampleTask& task, SamplerScratch& scratch,
+               StepOutput& output);
+
   Model& model_;
   const BlockManager& blocks_;
   PageStorage& storage_;
@@ -64,6 +77,8 @@ class ModelExecutor : public Executor {
   Arena arena_;
   BatchBuilder builder_;
   std::vector<SamplerScratch> scratch_;  // per worker
+  std::vector<SampleTask> tasks_;        // of a step; reused
+  std::vector<int32_t> masks_;           // of a step's rows with a grammar; reused
   std::span<const float> last_logits_;
 };
 

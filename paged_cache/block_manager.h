@@ -162,6 +162,7 @@ class BlockManager {
 
   const CacheLayout& layout() const { return layout_; }
   int32_t block_size() const { return layout_.block_size; }
+  bool has_state() const { return has_state_; }  // a group keeps recurrent states
 
   // Roots: (cache_salt, rope regime, private request id or 0 ...) joined by the caller into one
   // byte string that is compared exactly. Ids are never used twice. Roots without pages and tables
@@ -245,10 +246,16 @@ class BlockManager {
   // caller destroys the tables afterwards. nullopt: no tier, or too full of other sequences.
   std::optional<SwappedTables> SwapOut(const SequenceTables& t, int32_t num_computed);
   // MatchPrefix for a sequence that was swapped out: num_tokens = swapped.num_computed if its
-  // prefix is still there, else what is. nullopt: no room now; nothing has changed.
+  // prefix is still there, else what is. nullopt: no room now, with spare[i] pages of pool i left
+  // (empty: none need be); no page of it was loaded.
   std::optional<PrefixHit> SwapIn(RootId root, std::span<const TokenId> tokens,
                                   std::span<const PrefixHash> chain, const SwappedTables& swapped,
-                                  const SequenceSpec& spec = {});
+                                  const SequenceSpec& spec = {},
+                                  std::span<const int32_t> spare = {});
+
+  // Tokens of whole blocks that the index knows, in whatever tier; retains nothing.
+  int32_t KnownTokens(RootId root, std::span<const TokenId> tokens,
+                      std::span<const PrefixHash> chain);
 
   // Page operations that are due before the next step writes anything. Grow takes them along.
   std::vector<PageCopy> TakeOps() {

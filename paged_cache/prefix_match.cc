@@ -45,6 +45,12 @@ PrefixHit BlockManager::Match(RootId root, std::span<const TokenId> tokens,
   return hit;
 }
 
+int32_t BlockManager::KnownTokens(RootId root, std::span<const TokenId> tokens,
+                                  std::span<const PrefixHash> chain) {
+  index_.FindPath(index_.RootNode(root), chain, tokens, chain.size(), path_);
+  return (static_cast<int32_t>(path_.size()) - 1) * layout_.block_size;
+}
+
 // The most blocks of path_ that every group can serve.
 int32_t BlockManager::LongestServable(bool with_host) {
   const size_t depth = path_.size();
@@ -229,7 +235,8 @@ std::optional<SwappedTables> BlockManager::SwapOut(const SequenceTables& t, int3
 std::optional<PrefixHit> BlockManager::SwapIn(RootId root, std::span<const TokenId> tokens,
                                               std::span<const PrefixHash> chain,
                                               const SwappedTables& swapped,
-                                              const SequenceSpec& spec) {
+                                              const SequenceSpec& spec,
+                                              std::span<const int32_t> spare) {
   const int32_t num_computed = swapped.num_computed;
   PrefixHit hit =
       Match(root, tokens, chain, static_cast<size_t>(num_computed / layout_.block_size), spec);
@@ -249,7 +256,8 @@ std::optional<PrefixHit> BlockManager::SwapIn(RootId root, std::span<const Token
     }
   }
   for (size_t p = 0; p < pools_.size(); ++p) {
-    if (need_[p] > pools_[p].num_available()) return std::nullopt;
+    const int32_t left = pools_[p].num_available() - need_[p];
+    if (left < (spare.empty() ? 0 : spare[p])) return std::nullopt;
   }
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const size_t p = pool_index(g);

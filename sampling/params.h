@@ -5,6 +5,7 @@
 // one proto field and, if it changes logits, one row in processors.cc.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -95,6 +96,7 @@ struct BeamParams {
 
 // How a request wants its tokens guessed ahead; the outputs are the same bits either way.
 enum class SpeculationMethod : uint8_t { kServerDefault, kNone, kNgram, kSuffix, kDraft };
+inline constexpr size_t kNumSpeculationMethods = static_cast<size_t>(SpeculationMethod::kDraft) + 1;
 struct SpeculationParams {
   SpeculationMethod method = SpeculationMethod::kServerDefault;
   int32_t num_tokens = 0;        // most drafts in a chain and step; 0: as the server is set

@@ -1,6 +1,8 @@
 // scheduler/admission.cc -- commands: who may join the queue, and who leaves before the next step.
 #include <algorithm>
 
+#include "sampling/grammar.h"
+#include "scheduler/beam.h"
 #include "scheduler/root_key.h"
 #include "scheduler/scheduler.h"
 
@@ -37,11 +39,12 @@ void Scheduler::Apply(Command command, std::vector<TokenEvent>& events) {
 absl::Status Scheduler::CanEverRun(const Request& request) const {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = request.stop.max_tokens;
-  const int32_t n = request.sampling.n;
+  const int32_t n = NumBranches(request);
   if (prompt < 1) return InvalidArgument("prompt has 0 tokens, must have at least 1");
   if (max_tokens < 1) return InvalidArgument("max_tokens={} must be at least 1", max_tokens);
   if (n < 1 || n > options_.max_num_seqs) {
-    return InvalidArgument("n={} must be in [1, {}] (max_num_seqs)", n, options_.max_num_seqs);
+    return InvalidArgument("{}={} must be in [1, {}] (max_num_seqs)",
+                           request.beam.on() ? "beam_width" : "n", n, options_.max_num_seqs);
   }
   if (prompt + max_tokens > options_.max_model_len) {
     return InvalidArgument(
@@ -54,9 +57,10 @@ absl::Status Scheduler::CanEverRun(const Request& request) const {
     const int32_t capacity = blocks_.Capacity(i);
     if (need[i] > capacity) {
       return InvalidArgument(
-          "request needs {} blocks, the pool has {} (prompt of {} tokens, max_tokens={}, n={}); "
-          "lower max_tokens or n, or raise num_blocks{}",
-          need[i], capacity, prompt, max_tokens, n,
+          "request needs {} blocks, the pool has {} (prompt of {} tokens, max_tokens={}, {}={}); "
+          "lower max_tokens or {}, or raise num_blocks{}",
+          need[i], capacity, prompt, max_tokens, request.beam.on() ? "beam_width" : "n", n,
+          request.beam.on() ? "beam_width" : "n",
           blocks_.pinned_pages(i) > 0 ? ", or unpin prefixes" : "");
     }
   }
@@ -65,7 +69,12 @@ absl::Status Scheduler::CanEverRun(const Request& request) const {
 
 PageNeed Scheduler::WorstCase(const Request& request) const {
   return blocks_.WorstCasePages(static_cast<int32_t>(request.prompt.size()),
-                                request.stop.max_tokens, request.sampling.n);
+                                request.stop.max_tokens, NumBranches(request));
+}
+
+// Sequences that the request runs at a time.
+int32_t Scheduler::NumBranches(const Request& request) {
+  return request.beam.on() ? request.beam.beam_width : request.sampling.n;
 }
 
 void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
@@ -73,7 +82,11 @@ void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
   live->request = std::move(submit.request);
   const Request& request = *live->request;
   live->order = next_order_++;
-  live->branches.resize(static_cast<size_t>(std::max(request.sampling.n, 1)));
+  live->submitted = now_();
+  live->branches.resize(static_cast<size_t>(std::max(NumBranches(request), 1)));
+  if (request.beam.on()) {
+    live->beam = std::make_unique<BeamSearch>(request.beam, request.stop);
+  }
   live->num_open = live->n();
   live->stats.prompt_tokens = static_cast<int32_t>(request.prompt.size());
   ++counters_.submitted;
@@ -99,8 +112,11 @@ void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
   seq->id = next_sequence_++;
   seq->request = stored.request;
   seq->tokens = request.prompt;
-  waiting_.emplace(stored.key(*seq), LiveSeq{&stored, seq.get()});
+  if (request.grammar != nullptr) {
+    seq->grammar = std::make_shared<GrammarMatcher>(request.grammar, request.stop.eos_token_ids);
+  }
   stored.branches[0].seq = std::move(seq);
+  queue_.Push(stored);
 }
 
 // The edge saw a stop string end inside the branch's text; tokens after that never happened. They
@@ -109,6 +125,7 @@ void Scheduler::CutBranch(const Finish& finish, std::vector<TokenEvent>& events)
   const auto it = requests_.find(finish.request);
   if (it == requests_.end()) return;
   LiveRequest& live = *it->second;
+  if (live.beam != nullptr) return;  // its outputs are told whole
   if (!live.forked || finish.branch < 0 || finish.branch >= live.n()) return;  // nothing sampled
   LiveBranch& branch = live.branches[static_cast<size_t>(finish.branch)];
   branch.num_output_tokens = std::clamp(finish.num_output_tokens, 0, branch.num_output_tokens);

@@ -24,8 +24,9 @@ struct ScheduledSeq {
   int32_t num_drafts = 0;
   // Instead of samples the best num_candidates of the row (beam search); num_samples is 1.
   int32_t num_candidates = 0;
-  // Prompt logprobs: for that many positions from first_pos on, what the model thought of the token
-  // that follows.
+  // Prompt logprobs: for that many positions from first_prompt_logprob on, what the model thought
+  // of the token that follows.
+  int32_t first_prompt_logprob = 0;
   int32_t num_prompt_logprobs = 0;
 };
 
@@ -55,6 +56,7 @@ struct PromptRow {
 struct StepOutput {
   std::vector<SampledRow> rows;
   std::vector<PromptRow> prompt_rows;
+  double page_ops_us = 0;  // of the step's time, what ScheduledBatch::copies took
 };
 
 }  // namespace quire

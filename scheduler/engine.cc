@@ -17,7 +17,7 @@ Engine::Engine(Scheduler& scheduler, Executor& executor, Publish publish, OnFata
       publish_(std::move(publish)),
       on_fatal_(std::move(on_fatal)),
       max_queued_(scheduler.options().max_queued_requests),
-      inbox_(static_cast<size_t>(max_queued_)) {}
+      inbox_(static_cast<size_t>(scheduler.options().max_queued_requests)) {}
 
 Engine::~Engine() {
   if (!thread_.joinable()) return;
@@ -34,7 +34,7 @@ void Engine::Start() {
 bool Engine::TryEnter() {
   int32_t entered = entered_.load(std::memory_order_relaxed);
   do {
-    if (entered >= max_queued_ || !accepting()) return false;
+    if (entered >= max_queued_.load(std::memory_order_relaxed) || !accepting()) return false;
   } while (!entered_.compare_exchange_weak(entered, entered + 1, std::memory_order_relaxed));
   return true;
 }
@@ -96,14 +96,18 @@ void Engine::Loop() {
 // A request's life, one line per stage.
 absl::Status Engine::Step(const DrainRequest& drain) {
   absl::Status fatal;
-  // Sleeps only without requests: as long as there is one, Schedule finds work, so no deadline is
-  // missed. Wakes once for an audit after a second of rest: it takes milliseconds with a large
-  // pool, so not between one request and the next.
-  inbox_.Drain(commands_, /*wait=*/scheduler_.idle() && !drain.requested, {},
-               audited_ ? Clock::time_point::max() : Clock::now() + kRestBeforeAudit);
-  if (commands_.empty() && scheduler_.idle() && !audited_) Audit();
+  // Sleeps only without requests, as long as there is one Schedule finds work; or while paused, up
+  // to the next deadline. Wakes once for an audit after a second of rest: it takes milliseconds
+  // with a large pool, so not between one request and the next.
+  if (drain.requested) scheduler_.SetPaused(false);
+  const bool rests = scheduler_.idle() || scheduler_.paused();
+  Clock::time_point wake = audited_ ? Clock::time_point::max() : Clock::now() + kRestBeforeAudit;
+  wake = std::min({wake, scheduler_.next_deadline(), drain.deadline});
+  inbox_.Drain(commands_, /*wait=*/rests && !(drain.requested && scheduler_.idle()), {}, wake);
+  if (commands_.empty() && rests && !audited_) Audit();
   for (Command& command : commands_) scheduler_.Apply(std::move(command), events_);
   commands_.clear();
+  max_queued_.store(scheduler_.options().max_queued_requests, std::memory_order_relaxed);
   if (drain.requested && Clock::now() >= drain.deadline) {
     scheduler_.EndAll(FinishReason::kCancelled,
                       absl::UnavailableError("the server is shutting down; retry elsewhere"),

@@ -119,9 +119,9 @@ class Engine {
   Executor& executor_;
   const Publish publish_;
   const OnFatal on_fatal_;
-  const int32_t max_queued_;
 
   std::atomic<bool> accepting_{false};
+  std::atomic<int32_t> max_queued_;  // of the scheduler's options
   std::atomic<int32_t> entered_{0};  // places taken by TryEnter
   BoundedQueue<Command> inbox_;      // has a lock of its own
   mutable std::mutex post_mutex_;    // orders posts against Drain and the end

@@ -1,20 +1,34 @@
 // scheduler/schedule.cc -- plans one step: who computes how many tokens, and who must give way.
 #include <algorithm>
 
+#include "scheduler/beam.h"
 #include "scheduler/scheduler.h"
 
 namespace quire {
+namespace {
+
+// With a step time goal a prompt still gets so many tokens in a step: smaller chunks cost more than
+// they save.
+constexpr int32_t kLeastChunk = 16;
+
+}  // namespace
 
 ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
   CHECK(in_flight_.empty(), "the step before was neither committed nor failed");
   ExpireDeadlines(events);
   blocks_.SetTime(now_ms());
   ScheduledBatch batch;
+  if (paused_ || idle()) return batch;
+  planned_at_ = now_();
+  rows_used_ = 0;
+  if (queue_.may_preempt()) PreemptForPriority();
+  step_budget_ = StepBudget();
   // When somebody lacked pages, those that are free now are his: the victim, first in the queue,
   // would only take them back.
-  if (ScheduleRunning(batch)) ScheduleWaiting(batch, events);
-  CHECK(!batch.empty() || idle(), "I10: nothing can run, {} requests wait", requests_.size());
-  if (batch.empty()) return batch;  // what operators caused stays due
+  const bool all_fit = ScheduleRunning(batch);
+  if (all_fit) ScheduleWaiting(batch, events);
+  if (batch.empty()) MakeWay(batch, events);
+  if (all_fit) PlanDrafts(batch);
   // Of those who found something in the host tier and had to wait all the same.
   for (const PageCopy& op : blocks_.TakeOps()) batch.copies.push_back(op);
   ++counters_.steps;
@@ -33,15 +47,54 @@ void Scheduler::ExpireDeadlines(std::vector<TokenEvent>& events) {
   }
 }
 
+// Tokens of this step: each running sequence gets one, whatever the goal.
+int32_t Scheduler::StepBudget() const {
+  int32_t budget = options_.max_num_batched_tokens;
+  const auto running = static_cast<int32_t>(running_.size());
+  if (options_.target_step_ms > 0 && counters_.steps > 0) {
+    const int32_t within = cost_.TokensWithin(options_.target_step_ms * 1e3);
+    budget = std::clamp(within, std::min(running + kLeastChunk, budget), budget);
+  }
+  return std::max(budget, running);
+}
+
+// How many tokens of `s` a step with so much left computes.
+int32_t Scheduler::TokensNow(const LiveSeq& s, int32_t budget_left, int32_t rows_left) const {
+  int32_t num_tokens = std::min(s.num_remaining(), budget_left);
+  if (options_.long_prefill_token_threshold > 0) {
+    num_tokens = std::min(num_tokens, options_.long_prefill_token_threshold);
+  }
+  // Each prompt token that is asked about takes a row of logits.
+  if (s.live->wants_prompt_logprobs()) num_tokens = std::min(num_tokens, rows_left);
+  return num_tokens;
+}
+
+int32_t Scheduler::RowsOf(const LiveRequest& live, int32_t first_pos, int32_t num_tokens,
+                          bool reaches_end) {
+  int32_t rows = reaches_end ? 1 : 0;
+  if (live.wants_prompt_logprobs()) {
+    const int32_t prompt = static_cast<int32_t>(live.request->prompt.size());
+    const int32_t first = std::max(first_pos, live.num_prompt_logprobs);
+    rows += std::max(0, std::min(first_pos + num_tokens, prompt - 1) - first);
+  }
+  return rows;
+}
+
 bool Scheduler::ScheduleRunning(ScheduledBatch& batch) {
   bool all_fit = true;
+  int32_t behind = 0;  // running sequences that were not served yet
+  for (const auto& [key, s] : running_) behind += !s.parked();
   for (auto it = running_.begin(); it != running_.end(); ++it) {
     const LiveSeq s = it->second;
+    if (s.parked()) continue;
+    --behind;
     const int32_t num_tokens =
-        std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
+        TokensNow(s, step_budget_ - batch.num_tokens - behind, max_rows_ - rows_used_ - behind);
+    CHECK(num_tokens > 0, "request {} gets no token of {}", s.live->request->id, step_budget_);
     const int32_t first = s.seq->num_computed_tokens;
     bool fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
     while (!fits && std::next(it) != running_.end()) {
+      behind -= !std::prev(running_.end())->second.parked();
       Preempt(std::prev(running_.end()));
       all_fit = false;
       fits = blocks_.Grow(s.seq->tables, first, first + num_tokens, batch.copies);
@@ -59,123 +112,53 @@ bool Scheduler::ScheduleRunning(ScheduledBatch& batch) {
 }
 
 void Scheduler::ScheduleWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
-  while (!waiting_.empty() && batch.num_tokens < options_.max_num_batched_tokens &&
-         StartFirstWaiting(batch, events)) {
+  while (batch.num_tokens < step_budget_ && slots_taken_ < options_.max_num_seqs) {
+    const std::optional<LiveSeq> next = NextWaiting();
+    if (!next || !Start(*next, batch, events)) return;
   }
 }
 
-// Moves the first of the queue to the running set if there is a place for all its branches and
-// pages for all its known tokens; else changes nothing.
-bool Scheduler::StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
-  const LiveSeq s = waiting_.begin()->second;
-  Sequence& seq = *s.seq;
-  const Request& request = *s.live->request;
-  if (slots_taken_ + s.live->slots() > options_.max_num_seqs) return false;
-
-  std::optional<PrefixHit> hit = FindInCache(s);
-  bool fits = false;
-  int32_t num_tokens = 0;
-  if (hit) {
-    seq.tables = std::move(hit->tables);
-    seq.num_computed_tokens = hit->num_tokens;
-    const bool waits = hit->num_tokens_next_step > hit->num_tokens && !batch.empty();
-    fits = !waits && (running_.empty() || FitsNow(s));
-    if (fits && !seq.swapped) {
-      const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
-      seq.num_computed_tokens += more;
-      hit->num_tokens += more;
-    }
-    num_tokens = std::min(s.num_remaining(), options_.max_num_batched_tokens - batch.num_tokens);
-    fits = fits && blocks_.Grow(seq.tables, seq.num_computed_tokens,
-                                seq.num_computed_tokens + num_tokens, batch.copies);
+// Nobody who runs has anything to compute, or room for it: parked beams hold the places or pages
+// that their siblings need. The last in order give way until the next can start; alone it can.
+void Scheduler::MakeWay(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
+  while (batch.empty()) {
+    const std::optional<LiveSeq> next = NextWaiting();
+    CHECK(next, "I10: nothing can run, {} requests wait", requests_.size());
+    if (Start(*next, batch, events)) return;
+    CHECK(!running_.empty(), "I10: request {} doesn't fit alone", next->live->request->id);
+    Preempt(std::prev(running_.end()));
   }
-  if (!fits) {
-    CHECK(!running_.empty(), "I10: request {} doesn't fit alone", request.id);
-    seq.tables = SequenceTables{};
-    seq.num_computed_tokens = 0;
-    return false;
-  }
-
-  waiting_.erase(waiting_.begin());
-  running_.emplace(s.live->key(seq), s);
-  seq.status = SequenceStatus::kRunning;
-  slots_taken_ += s.live->slots();
-  if (seq.swapped) {
-    counters_.swap_ins += seq.num_computed_tokens == seq.swapped->num_computed;
-    seq.swapped.reset();
-  }
-  if (s.live->admitted) {
-    counters_.resume_hit_tokens += hit->num_tokens;
-  } else {
-    s.live->admitted = true;
-    s.live->first_scheduled = now_();
-    --queued_requests_;
-    ++counters_.left_queue;
-    counters_.prefix_query_tokens += seq.num_prompt_tokens();
-    counters_.prefix_hit_tokens += hit->num_tokens;
-    RequestStats& stats = s.live->stats;
-    stats.cached_tokens = hit->num_tokens;
-    stats.queue_us = std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(
-                                              s.live->first_scheduled - request.arrival)
-                                              .count());
-    events.push_back({.request = request.id, .kind = TokenEvent::Kind::kAccepted, .stats = stats});
-  }
-  AddToBatch(s, num_tokens, batch);
-  return true;
-}
-
-// What the cache has of the first waiting sequence. nullopt: it was swapped out, and there is no
-// room to load it.
-std::optional<PrefixHit> Scheduler::FindInCache(const LiveSeq& s) {
-  Sequence& seq = *s.seq;
-  const Request& request = *s.live->request;
-  // The root is looked up each time: it may have gone with the last page of a preempted request.
-  const RootId root =
-      blocks_.InternRoot(RootKey(request), /*keep=*/SharesPrefixes(request), request.cache_salt);
-  const SequenceSpec spec{.prompt_tokens = seq.num_prompt_tokens(), .retention = request.retention};
-  blocks_.ExtendChain(root, seq.tokens, seq.page_hashes);
-  if (!seq.swapped) return blocks_.MatchPrefix(root, seq.tokens, seq.page_hashes, spec);
-  return blocks_.SwapIn(root, seq.tokens, seq.page_hashes, *seq.swapped, spec);
-}
-
-// Whether `next` can be computed up to its known tokens and begin its branches, with the watermark
-// left. An estimate that spares a fight for pages step by step; Grow has the last word.
-bool Scheduler::FitsNow(const LiveSeq& next) const {
-  PageNeed need = blocks_.WorstCasePages(next.seq->num_tokens(), 1, next.live->slots());
-  const std::vector<GroupLayout>& groups = blocks_.layout().groups;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const std::span<const PageId> held = next.seq->tables.groups[g].ids();
-    need[static_cast<size_t>(groups[g].pool)] -= static_cast<int32_t>(
-        std::count_if(held.begin(), held.end(), [](PageId page) { return page != kNullPage; }));
-  }
-  const std::span<const PagePool> pools = std::as_const(blocks_).pools();
-  for (size_t i = 0; i < pools.size(); ++i) {
-    const auto kept = static_cast<int32_t>(options_.watermark * pools[i].num_usable());
-    if (std::max(0, need[i]) > pools[i].num_available() - kept) return false;
-  }
-  return true;
 }
 
 void Scheduler::AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch) {
   const bool reaches_end = num_tokens == s.num_remaining();
-  blocks_.Announce(s.seq->tables, s.seq->tokens, s.seq->num_computed_tokens + num_tokens,
-                   s.seq->page_hashes);
+  const int32_t first = s.seq->num_computed_tokens;
+  blocks_.Announce(s.seq->tables, s.seq->tokens, first + num_tokens, s.seq->page_hashes);
+  const bool beams = s.live->beam != nullptr;
+  const int32_t rows = RowsOf(*s.live, first, num_tokens, reaches_end);
   batch.seqs.push_back({.seq = s.seq,
-                        .first_pos = s.seq->num_computed_tokens,
+                        .first_pos = first,
                         .num_tokens = num_tokens,
-                        .num_samples = reaches_end ? s.live->slots() : 0});
+                        .num_samples = !reaches_end ? 0
+                                       : beams      ? 1
+                                                    : s.live->slots(),
+                        .num_candidates = reaches_end && beams ? s.live->beam->num_candidates() : 0,
+                        .first_prompt_logprob = std::max(first, s.live->num_prompt_logprobs),
+                        .num_prompt_logprobs = rows - (reaches_end ? 1 : 0)});
   batch.num_tokens += num_tokens;
-  in_flight_.push_back(s);
+  rows_used_ += rows;
+  in_flight_.push_back({s.live, s.seq});
 }
 
-// Its tokens and page hashes stay; pages that are still cached are found again when it comes back,
-// and those that were saved are loaded.
+// Its tokens, page hashes and candidates stay; pages that are still cached are found again when it
+// comes back, and those that were saved are loaded.
 void Scheduler::Preempt(SeqSet::iterator victim) {
   const LiveSeq s = victim->second;
   const OrderKey key = victim->first;
   running_.erase(victim);
   slots_taken_ -= s.live->slots();
-  if (options_.preemption == PreemptionMode::kSwap) {
+  if (options_.preemption == PreemptionMode::kSwap ||
+      (options_.preemption == PreemptionMode::kAuto && SwapPays(*s.seq))) {
     s.seq->swapped = blocks_.SwapOut(s.seq->tables, s.seq->num_computed_tokens);
     counters_.swapped_preemptions += s.seq->swapped.has_value();
   }
@@ -185,6 +168,14 @@ void Scheduler::Preempt(SeqSet::iterator victim) {
   waiting_.emplace(key, s);
   ++s.live->stats.preemptions;
   ++counters_.preemptions;
+}
+
+// Whether writing the sequence's pages out and back takes less time than computing them again.
+bool Scheduler::SwapPays(const Sequence& seq) const {
+  int64_t pages = 0;
+  for (const PageTable& table : seq.tables.groups) pages += table.num_pages();
+  const double swap_us = 2.0 * static_cast<double>(pages) * cost_.us_per_page_op();
+  return swap_us < seq.num_computed_tokens * cost_.us_per_token();
 }
 
 }  // namespace quire

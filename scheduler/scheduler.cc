@@ -1,11 +1,19 @@
 #include "scheduler/scheduler.h"
 
+#include "absl/container/flat_hash_set.h"
+#include "scheduler/beam.h"
 #include "scheduler/root_key.h"
 
 namespace quire {
 
 Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
-    : options_(std::move(options)), blocks_(blocks), now_(std::move(now)), start_(now_()) {
+    : options_(std::move(options)),
+      max_rows_(options_.max_num_seqs),
+      max_step_tokens_(options_.max_num_batched_tokens),
+      blocks_(blocks),
+      now_(std::move(now)),
+      start_(now_()),
+      queue_(options_, start_, [this](LiveRequest& live) { return CachedTokens(live); }) {
   const absl::Status valid = Validate(options_);
   CHECK(valid.ok(), "{}", Message(valid));
 }
@@ -13,9 +21,11 @@ Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
 SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = counters_;
   stats.running_seqs = static_cast<int32_t>(running_.size());
-  stats.waiting_seqs = static_cast<int32_t>(waiting_.size());
+  stats.waiting_seqs = static_cast<int32_t>(waiting_.size() + queue_.size());
   stats.live_requests = static_cast<int32_t>(requests_.size());
   stats.queued_requests = queued_requests_;
+  stats.step_fixed_us = cost_.fixed_us();
+  stats.step_us_per_token = cost_.us_per_token();
   return stats;
 }
 
@@ -65,6 +75,68 @@ void Scheduler::ForEachBranch(
   }
 }
 
+// What is admitted keeps its order of now; what is queued is ordered anew.
+absl::Status Scheduler::Update(const SchedulerUpdate& u) {
+  CHECK(in_flight_.empty(), "Update during a step");
+  SchedulerOptions next = options_;
+  const auto set = [](auto& member, const auto& value) {
+    if (value) member = *value;
+  };
+  set(next.max_num_seqs, u.max_num_seqs);
+  set(next.max_num_batched_tokens, u.max_num_batched_tokens);
+  set(next.max_queued_requests, u.max_queued_requests);
+  set(next.watermark, u.watermark);
+  set(next.policy, u.policy);
+  set(next.long_prefill_token_threshold, u.long_prefill_token_threshold);
+  set(next.target_step_ms, u.target_step_ms);
+  set(next.num_speculative_tokens, u.num_speculative_tokens);
+  RETURN_IF_ERROR(Validate(next));
+  if (next.max_num_seqs > max_rows_) {
+    return InvalidArgument("max_num_seqs={} must be at most {}, as at the start; restart with more",
+                           next.max_num_seqs, max_rows_);
+  }
+  if (next.max_num_batched_tokens > max_step_tokens_) {
+    return InvalidArgument(
+        "max_num_batched_tokens={} must be at most {}, as at the start; restart with more",
+        next.max_num_batched_tokens, max_step_tokens_);
+  }
+  // What was admitted with n branches still finishes: alone it may take more places.
+  for (const auto& [id, live] : requests_) {
+    const int32_t n = NumBranches(*live->request);
+    if (!live->admitted && n > next.max_num_seqs) {
+      return InvalidArgument(
+          "max_num_seqs={} must be at least {}, which a waiting request asks for (request {})",
+          next.max_num_seqs, n, id);
+    }
+  }
+  const bool reorders = next.policy != options_.policy;
+  options_ = std::move(next);
+  if (!reorders) return absl::OkStatus();
+  std::vector<LiveRequest*> admitted;
+  std::vector<LiveSeq> running, waiting;
+  const auto note = [&](const SeqSet& from, std::vector<LiveSeq>& seqs) {
+    for (const auto& [key, s] : from) {
+      seqs.push_back(s);
+      admitted.push_back(s.live);
+    }
+  };
+  note(running_, running);
+  note(waiting_, waiting);
+  // Branches of a request stand in both sets: each request once, in its first place.
+  std::vector<LiveRequest*> once;
+  absl::flat_hash_set<const LiveRequest*> seen;
+  for (LiveRequest* const live : admitted) {
+    if (seen.insert(live).second) once.push_back(live);
+  }
+  queue_.Rebuild(once);
+  running_.clear();
+  waiting_.clear();
+  for (const LiveSeq& s : running) running_.emplace(s.live->key(*s.seq), s);
+  for (const LiveSeq& s : waiting) waiting_.emplace(s.live->key(*s.seq), s);
+  ++counters_.policy_changes;
+  return absl::OkStatus();
+}
+
 absl::Status Scheduler::Audit() const {
   const auto broken = [](auto format, const auto&... values) {
     return absl::InternalError(fmt::format(fmt::runtime(format), values...));
@@ -86,10 +158,15 @@ absl::Status Scheduler::Audit() const {
       const bool running = seq.status == SequenceStatus::kRunning;
       const SeqSet& set = running ? running_ : waiting_;
       const auto it = set.find(live->key(seq));
-      if (it == set.end() || it->second.seq != &seq || branch.finish != FinishReason::kNone) {
+      const bool in_queue = it == set.end() && !live->admitted && queue_.contains(*live);
+      if ((!in_queue && (it == set.end() || it->second.seq != &seq)) ||
+          branch.finish != FinishReason::kNone) {
         return broken("S2: request {} branch {} is not in its set", id, seq.branch);
       }
-      if (running && seq.num_computed_tokens >= seq.num_tokens()) {
+      if (seq.num_drafts != 0) {
+        return broken("S1: request {} branch {} has {} guesses", id, seq.branch, seq.num_drafts);
+      }
+      if (running && !branch.has_candidates && seq.num_computed_tokens >= seq.num_tokens()) {
         return broken("S1: request {} branch {} runs with nothing to compute: {} of {} tokens", id,
                       seq.branch, seq.num_computed_tokens, seq.num_tokens());
       }
@@ -108,16 +185,19 @@ absl::Status Scheduler::Audit() const {
     queued += !live->admitted;
     with_deadline += live->request->deadline != Clock::time_point::max();
   }
-  if (open_seqs != running_.size() + waiting_.size()) {
-    return broken("S2: {} sequences, {} running + {} waiting", open_seqs, running_.size(),
-                  waiting_.size());
+  if (open_seqs != running_.size() + waiting_.size() + queue_.size()) {
+    return broken("S2: {} sequences, {} running + {} waiting + {} queued", open_seqs,
+                  running_.size(), waiting_.size(), queue_.size());
   }
+  RETURN_IF_ERROR(queue_.Audit());
   if (queued != queued_requests_ || with_deadline != deadlines_.size()) {
     return broken("S2: {} queued and {} deadlines, counted {} and {}", queued, with_deadline,
                   queued_requests_, deadlines_.size());
   }
-  if (!running_.empty() && !waiting_.empty() &&
-      running_.rbegin()->first >= waiting_.begin()->first) {
+  const auto is_beam = [](const LiveSeq& s) { return s.live->beam != nullptr; };
+  if (options_.policy == SchedulingPolicy::kFcfs && counters_.policy_changes == 0 &&
+      !running_.empty() && !waiting_.empty() && !is_beam(running_.rbegin()->second) &&
+      !is_beam(waiting_.begin()->second) && running_.rbegin()->first >= waiting_.begin()->first) {
     return broken("S3: request {} runs before request {} of the queue",
                   running_.rbegin()->second.live->request->id,
                   waiting_.begin()->second.live->request->id);
@@ -125,19 +205,17 @@ absl::Status Scheduler::Audit() const {
   int32_t slots = 0;
   for (const auto& [key, s] : running_) {
     slots += s.live->slots();
-    if (s.num_remaining() > 1 && key != running_.rbegin()->first) {
-      return broken("S5: request {} has {} tokens to compute and is not the last",
-                    s.live->request->id, s.num_remaining());
-    }
   }
-  if (slots != slots_taken_ || slots > options_.max_num_seqs) {
-    return broken("S4: {} places taken, counted {}, max_num_seqs={}", slots, slots_taken_,
-                  options_.max_num_seqs);
+  if (slots != slots_taken_ || slots > max_rows_) {
+    return broken("S4: {} places taken, counted {}, at most {}", slots, slots_taken_, max_rows_);
   }
-  if (!requests_.empty()) {
-    const LiveSeq& first = running_.empty() ? waiting_.begin()->second : running_.begin()->second;
-    if (const absl::Status fits = CanEverRun(*first.live->request); !fits.ok()) {
-      return broken("I10: {}", Message(fits));
+  for (const auto& [id, live] : requests_) {
+    const PageNeed need = WorstCase(*live->request);
+    for (size_t i = 0; i < need.size(); ++i) {
+      if (need[i] > blocks_.Capacity(i)) {
+        return broken("I10: request {} may need {} blocks of pool {}, which has {}", id, need[i], i,
+                      blocks_.Capacity(i));
+      }
     }
   }
   return blocks_.Audit(tables, swapped);

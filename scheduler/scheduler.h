@@ -9,31 +9,38 @@
 //                        ^                                           |
 //                        +------ preempted: pages given back --------+
 //
-// Policy: strict first come, first served. The order is that of the Submit commands, then by
-// branch.
-//   - Each step serves running sequences in order, one token for those that have one to go. A
-//   prompt
-//     over the budget is always the last of them (S5: nobody joins while it takes all that is
-//     left), so decodes never wait for it; and as the budget is at least max_num_seqs, it gets a
-//     token in every step, too.
-//   - Then waiting ones in order, while places and pages allow. The first that doesn't fit stops
-//   the
-//     search: nobody overtakes, so a large request can't starve (and light ones may wait for it).
+// Who is started next is the policy's to say (request_queue.h). Once started, a request has a fixed
+// place in one total order (OrderKey), then by branch.
+//   - Each step serves running sequences in order. One token of the budget is kept for each that
+//     comes behind, so decodes never wait for prompts and every sequence moves in every step; what
+//     is left goes to prompts, the first in order before the others.
+//   - Then waiting ones, while places and pages allow: those that were put back before the queue,
+//     or by rank. The first that doesn't fit stops the search: nobody overtakes, so a large request
+//     can't starve (and light ones may wait for it).
 //   - A running sequence that can't grow preempts the last in order, never one before itself. It
 //     keeps what it has if there is nobody left behind it, and waits for those before it to finish.
 //   - A preempted sequence gives back all pages, keeps its tokens, and is computed again later, or
 //     loaded from the host tier. A step in which somebody lacked pages admits nobody.
+//   - Under `priority` the next request also preempts running ones of lower priority, if that makes
+//     room for it.
 //   - Who is admitted shares at once what those before it compute in the same step.
+//   - What is left of budget, rows and pages goes to guesses (speculative.h); they never preempt.
 // So the first in order can always go on, with every page if need be, and whatever was admitted
-// ends (contract C5): what could never fit alone is refused at Submit.
+// ends (contract C5): what could never fit alone is refused at Submit. Preemptions can't go round
+// in circles: a victim always stands behind its preemptor in the order.
+//
+// Beams (beam.h) are branches that wait for each other: one that has its candidates is parked until
+// all have theirs, then the next beams fork from this step's. A parked beam that is preempted keeps
+// its candidates. If only parked beams run while their siblings wait, the last in order gives way.
 //
 // Invariants, checked by Audit() on top of the cache's own:
-//   S1  a running sequence has something left to compute; a waiting one holds no pages, at most
-//       slots of the host tier.
-//   S2  every open branch is in exactly one of the two sets, and nothing else is.
-//   S3  every running sequence comes before every waiting one in the policy's order.
-//   S4  places taken <= max_num_seqs; a request that will fork holds n of them.
-//   S5  only the last running sequence may have more than one token to compute.
+//   S1  a running sequence has something left to compute, or is parked; a waiting one holds no
+//       pages, at most slots of the host tier. Between steps there are no guesses.
+//   S2  every open branch is in exactly one of running, waiting and queue, and nothing else is.
+//   S3  under fcfs every running sequence comes before every waiting one, but for beams.
+//   S4  places taken are counted right and at most max_num_seqs (or what they were when that was
+//       lowered); a request that will fork holds n of them.
+//   S6  the queue's counters are those of its requests.
 //   I10 the worst case of the first in order fits in every pool.
 //
 // Thread: engine thread only. Cost of a step: O(running + tokens scheduled), whatever is queued.
@@ -42,11 +49,13 @@
 // section 4.5.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,10 +63,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "paged_cache/block_manager.h"
 #include "scheduler/batch.h"
+#include "scheduler/draft_control.h"
 #include "scheduler/live_request.h"
 #include "scheduler/options.h"
 #include "scheduler/request.h"
+#include "scheduler/request_queue.h"
+#include "scheduler/speculative.h"
 #include "scheduler/stats.h"
+#include "scheduler/step_cost_fit.h"
 
 namespace quire {
 
@@ -75,7 +88,7 @@ class Scheduler {
   void Apply(Command command, std::vector<TokenEvent>& events);
 
   // Ends what is past its deadline, then plans one step. The batch is empty only if no request is
-  // left. REQUIRES: the batch before was given to Commit or Fail.
+  // left, or while paused. REQUIRES: the batch before was given to Commit or Fail.
   [[nodiscard]] ScheduledBatch Schedule(std::vector<TokenEvent>& events);
 
   // Takes in what the step computed and sampled. REQUIRES: output has exactly the asked rows.
@@ -89,6 +102,24 @@ class Scheduler {
   void EndAll(FinishReason reason, const absl::Status& why, std::vector<TokenEvent>& events);
 
   bool idle() const { return requests_.empty(); }
+
+  // While paused nothing is computed; requests are taken in, and their deadlines hold.
+  void SetPaused(bool paused) { paused_ = paused; }
+  bool paused() const { return paused_; }
+  // The first deadline of a live request; max() if there is none.
+  Clock::time_point next_deadline() const {
+    return deadlines_.empty() ? Clock::time_point::max() : deadlines_.begin()->first;
+  }
+
+  // Between steps; all or nothing. A lower max_num_seqs preempts nobody. ERRORS: kInvalidArgument
+  // naming field, value and limit: places and tokens of a step can't be more than at the start, as
+  // the memory of a step was sized for these.
+  absl::Status Update(const SchedulerUpdate& update);
+
+  // Who guesses for requests of `method`; null takes it away. `proposer` outlives the scheduler or
+  // is taken away. default_method: of requests that don't say.
+  void SetProposer(SpeculationMethod method, Proposer* proposer);
+  void SetDefaultSpeculation(SpeculationMethod method) { default_speculation_ = method; }
 
   SchedulerStats stats() const;
   const SchedulerOptions& options() const { return options_; }
@@ -117,46 +148,111 @@ class Scheduler {
 
  private:
   using SeqSet = std::map<OrderKey, LiveSeq>;
+  // Who is in the batch, by its index.
+  struct InFlight {
+    LiveRequest* live = nullptr;
+    Sequence* seq = nullptr;
+    const Sequence* main = nullptr;  // of a fork that computes another chain of guesses for it
+  };
 
   // admission.cc: from a command to the queue, and out of it.
   void Admit(Submit submit, std::vector<TokenEvent>& events);
   absl::Status CanEverRun(const Request& request) const;
+  static int32_t NumBranches(const Request& request);
   void CutBranch(const Finish& finish, std::vector<TokenEvent>& events);
   bool SharesPrefixes(const Request& request) const;
   std::string RootKey(const Request& request) const;
   std::string RootKey(const std::string& cache_salt, int32_t prompt_tokens,
                       RequestId private_to) const;
+  RootId InternRoot(const Request& request);
   PageNeed WorstCase(const Request& request) const;
 
   // schedule.cc: one step.
   void ExpireDeadlines(std::vector<TokenEvent>& events);
+  int32_t StepBudget() const;
   bool ScheduleRunning(ScheduledBatch& batch);  // false if somebody lacked pages
   void ScheduleWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events);
-  bool StartFirstWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events);
-  std::optional<PrefixHit> FindInCache(const LiveSeq& s);
-  bool FitsNow(const LiveSeq& next) const;
+  void MakeWay(ScheduledBatch& batch, std::vector<TokenEvent>& events);
+  int32_t TokensNow(const LiveSeq& s, int32_t budget_left, int32_t rows_left) const;
+  static int32_t RowsOf(const LiveRequest& live, int32_t first_pos, int32_t num_tokens,
+                        bool reaches_end);
   void AddToBatch(const LiveSeq& s, int32_t num_tokens, ScheduledBatch& batch);
   void Preempt(SeqSet::iterator victim);
+  bool SwapPays(const Sequence& seq) const;
+
+  // start.cc: from waiting to running.
+  std::optional<LiveSeq> NextWaiting();
+  bool Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<TokenEvent>& events);
+  void PreemptForPriority();
+  std::optional<PrefixHit> FindInCache(const LiveSeq& s);
+  PageNeed NeedToStart(const LiveSeq& next) const;
+  bool FitsNow(const LiveSeq& next) const;
+  int32_t KeptFree(size_t pool) const;
+  int32_t CachedTokens(LiveRequest& live);
+
+  // drafts.cc: guesses, in the batch and out of it.
+  void PlanDrafts(ScheduledBatch& batch);
+  void Propose(SpeculationMethod method, ScheduledBatch& batch);
+  void AddDrafts(size_t index, std::span<const DraftChain> chains, ScheduledBatch& batch);
+  void CommitDrafts(std::span<const InFlight> in_flight, size_t index,
+                    const std::function<std::span<const SampledRow>(size_t)>& rows_of,
+                    std::vector<TokenEvent>& events);
+  SpeculationMethod MethodFor(const Request& request) const;
 
   // commit.cc: what a step brought.
+  void Measure(const ScheduledBatch& batch, const StepOutput& output);
+  static void CheckRows(size_t index, const ScheduledSeq& planned,
+                        std::span<const SampledRow> rows);
   void ForkBranches(const LiveSeq& parent);
+  std::unique_ptr<Sequence> ForkSequence(LiveRequest& live, const Sequence& parent, int32_t branch);
   void AppendToken(const LiveSeq& s, const Sampled& sampled, std::vector<TokenEvent>& events);
+  static absl::Status FollowGrammar(Sequence& seq, TokenId token);
+  void SendPromptLogprobs(LiveRequest& live, std::span<const PromptRow> rows,
+                          std::vector<TokenEvent>& events);
   void EndBranch(LiveRequest& live, int32_t branch, FinishReason reason, TokenEvent event,
                  std::vector<TokenEvent>& events);
   void EndRequest(LiveRequest& live, FinishReason reason, const absl::Status& why,
                   std::vector<TokenEvent>& events);
   void DropSequence(LiveRequest& live, int32_t branch);
+  std::unique_ptr<Sequence> TakeOut(LiveRequest& live, int32_t branch);
 
-  const SchedulerOptions options_;
+  // beams.cc: branches that are beams.
+  void TakeCandidates(const LiveSeq& s, const Sampled& sampled, std::vector<TokenEvent>& events);
+  void AdvanceBeams(LiveRequest& live, std::vector<TokenEvent>& events);
+  void EndBeams(LiveRequest& live, std::vector<TokenEvent>& events);
+  void CollapseBeams(LiveRequest& live);
+  void PutIn(LiveRequest& live, std::unique_ptr<Sequence> seq);
+
+  SchedulerOptions options_;
+  const int32_t max_rows_;         // of logits in a step: max_num_seqs at the start
+  const int32_t max_step_tokens_;  // max_num_batched_tokens at the start
   BlockManager& blocks_;
   const Now now_;
   const Clock::time_point start_;
 
   absl::flat_hash_map<RequestId, std::unique_ptr<LiveRequest>> requests_;
   SeqSet running_;
-  SeqSet waiting_;
+  SeqSet waiting_;                                               // was running before
+  RequestQueue queue_;                                           // never ran
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;  // of live requests that have one
-  std::vector<LiveSeq> in_flight_;  // owners of ScheduledBatch::seqs, between Schedule and Commit
+  bool paused_ = false;
+
+  // Between Schedule and Commit.
+  std::vector<InFlight> in_flight_;
+  int32_t step_budget_ = 0;
+  int32_t rows_used_ = 0;
+  Clock::time_point planned_at_{};
+
+  StepCostFit cost_;
+  SpeculationMethod default_speculation_ = SpeculationMethod::kNone;
+  std::array<Proposer*, kNumSpeculationMethods> proposers_{};
+  DraftControl draft_control_;
+  double us_per_draft_ = 0;                   // what a proposer takes for a guess
+  std::vector<DraftPlan> draft_plans_;        // by index in the batch; reused every step
+  std::vector<DraftRequest> draft_requests_;  // and these
+  std::vector<size_t> draft_indices_;
+  std::vector<std::unique_ptr<Sequence>> draft_forks_;  // between Schedule and Commit
+
   uint64_t next_order_ = 0;
   SequenceId next_sequence_ = 1;
   int32_t slots_taken_ = 0;  // places of the running set, see LiveRequest::slots

@@ -35,6 +35,14 @@ struct SchedulerStats {
   int64_t swap_ins = 0;             // of these, resumed without computing anything again
   int64_t forks = 0;                // branches split off a computed prompt
   int64_t page_copies = 0;          // copy-on-write
+  int64_t policy_changes = 0;
+  int64_t beam_steps = 0;    // all beams of a request advanced
+  int64_t beam_forks = 0;    // beams that share their parent's pages with a sibling
+  int64_t draft_tokens = 0;  // guesses computed
+  int64_t accepted_draft_tokens = 0;
+  int64_t draft_chains = 0;  // second and further chains of trees
+  double step_fixed_us = 0;  // as fitted: see StepCost
+  double step_us_per_token = 0;
   // Prefix cache, in tokens; each request is counted once, when it is first scheduled.
   int64_t prefix_query_tokens = 0;  // prompt tokens asked for
   int64_t prefix_hit_tokens = 0;    // found

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/beam.h"
 #include "scheduler/executor.h"
 #include "scheduler/sequence.h"
 
@@ -57,6 +58,54 @@ inline Sampled NextToken(const Request& r, std::span<const TokenId> tokens, size
   return sampled;
 }
 
+// What the fake model thinks of prompt token `position`.
+inline Sampled PromptLogprobOf(const Request& r, int32_t position) {
+  uint64_t h = 77;
+  for (int32_t i = 0; i <= position; ++i) {
+    h = Mix(h, static_cast<uint64_t>(r.prompt[static_cast<size_t>(i)]));
+  }
+  Sampled sampled;
+  sampled.token = r.prompt[static_cast<size_t>(position)];
+  sampled.logprob = -static_cast<float>(h % 4096) / 256.0f;
+  return sampled;
+}
+
+// For beams: the k best tokens after `tokens`; logprobs all differ by chance.
+inline std::vector<TokenLogprob> BestTokens(const Request& r, std::span<const TokenId> tokens,
+                                            size_t k) {
+  uint64_t h = Mix(r.seed, r.prompt.size());
+  for (const TokenId token : tokens) h = Mix(h, static_cast<uint64_t>(token));
+  std::vector<TokenLogprob> all;
+  for (TokenId t = 0; t < kVocab; ++t) {
+    const uint64_t x = Mix(h, static_cast<uint64_t>(t) + 1) % 100'000;
+    all.push_back({t, -static_cast<float>(x) / 10'000.0f});
+  }
+  std::sort(all.begin(), all.end(), [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+  });
+  all.resize(std::min(k, all.size()));
+  return all;
+}
+
+// What a beam search returns if nothing interferes: every beam computed from its tokens alone.
+inline std::vector<Hypothesis> ExpectedBeams(const Request& r) {
+  BeamSearch search(r.beam, r.stop);
+  std::vector<std::vector<TokenId>> beams = {r.prompt};
+  while (!search.done()) {
+    std::vector<std::vector<TokenLogprob>> rows;
+    for (const std::vector<TokenId>& tokens : beams) {
+      rows.push_back(BestTokens(r, tokens, static_cast<size_t>(search.num_candidates())));
+    }
+    std::vector<std::vector<TokenId>> next;
+    for (const NextBeam& beam : search.Advance(rows)) {
+      next.push_back(beams[static_cast<size_t>(beam.parent)]);
+      next.back().push_back(beam.token);
+    }
+    beams = std::move(next);
+  }
+  return search.Best();
+}
+
 // What `branch` says if nothing interferes.
 inline std::vector<TokenId> Expected(const Request& r, int32_t branch) {
   std::vector<TokenId> tokens = r.prompt;
@@ -69,8 +118,12 @@ inline std::vector<TokenId> Expected(const Request& r, int32_t branch) {
 
 class FakeExecutor final : public Executor {
  public:
-  FakeExecutor(const BlockManager& blocks, int32_t max_num_batched_tokens, bool private_roots)
-      : blocks_(blocks), max_tokens_(max_num_batched_tokens), private_roots_(private_roots) {
+  FakeExecutor(const BlockManager& blocks, int32_t max_num_batched_tokens, bool private_roots,
+               int32_t max_rows = INT32_MAX)
+      : blocks_(blocks),
+        max_tokens_(max_num_batched_tokens),
+        max_rows_(max_rows),
+        private_roots_(private_roots) {
     for (const PagePool& pool : blocks.pools()) {
       storage_.emplace_back(static_cast<size_t>(pool.num_usable() + 1) *
                             static_cast<size_t>(pool.page_size()));
@@ -95,15 +148,34 @@ class FakeExecutor final : public Executor {
     }
     for (const ScheduledSeq& s : batch.seqs) Read(s, s.first_pos + s.num_tokens);
     StepOutput output;
+    int32_t rows = 0;
     for (size_t i = 0; i < batch.seqs.size(); ++i) {
       const ScheduledSeq& s = batch.seqs[i];
-      for (int32_t k = 0; k < s.num_samples; ++k) {
-        const int32_t branch = s.seq->branch + k;
-        output.rows.push_back(
-            {static_cast<int32_t>(i), branch,
-             NextToken(*s.seq->request, s.seq->tokens, s.seq->request->prompt.size(), branch)});
+      const Request& r = *s.seq->request;
+      const std::span<const TokenId> tokens = s.seq->tokens;
+      const auto index = static_cast<int32_t>(i);
+      rows += s.num_prompt_logprobs + (s.num_samples > 0 ? 1 + s.num_drafts : 0);
+      for (int32_t k = 0; k < s.num_prompt_logprobs; ++k) {
+        const int32_t position = s.first_prompt_logprob + k + 1;
+        output.prompt_rows.push_back({index, position, PromptLogprobOf(r, position)});
+      }
+      const auto known = static_cast<size_t>(s.seq->num_tokens());
+      if (s.num_candidates > 0) {
+        output.rows.push_back({index, s.seq->branch, 0, {}});
+        output.rows.back().sampled.top =
+            BestTokens(r, tokens.first(known), static_cast<size_t>(s.num_candidates));
+        continue;
+      }
+      for (int32_t d = 0; d <= s.num_drafts && s.num_samples > 0; ++d) {
+        for (int32_t k = 0; k < s.num_samples; ++k) {
+          const int32_t branch = s.seq->branch + k;
+          output.rows.push_back({index, branch, d,
+                                 NextToken(r, tokens.first(known + static_cast<size_t>(d)),
+                                           r.prompt.size(), branch)});
+        }
       }
     }
+    if (rows > max_rows_) Wrong(fmt::format("{} rows of logits, limit {}", rows, max_rows_));
     return output;
   }
 
@@ -145,9 +217,13 @@ class FakeExecutor final : public Executor {
     for (const ScheduledSeq& s : batch.seqs) {
       num_tokens += s.num_tokens;
       const int32_t end = s.first_pos + s.num_tokens;
-      const bool reaches_end = end == s.seq->num_tokens();
-      if (s.num_tokens < 1 || end > s.seq->num_tokens() ||
-          s.first_pos != s.seq->num_computed_tokens) {
+      const auto all = static_cast<int32_t>(s.seq->tokens.size());
+      const bool reaches_end = end == all;
+      if (s.num_drafts != s.seq->num_drafts || s.num_drafts >= s.num_tokens) {
+        Wrong(fmt::format("{} guesses of {} tokens, {} known", s.num_drafts, s.num_tokens,
+                          s.seq->num_tokens()));
+      }
+      if (s.num_tokens < 1 || end > all || s.first_pos != s.seq->num_computed_tokens) {
         Wrong(fmt::format("schedules [{}, {}) of {} tokens, {} computed", s.first_pos, end,
                           s.seq->num_tokens(), s.seq->num_computed_tokens));
       }
@@ -214,7 +290,8 @@ class FakeExecutor final : public Executor {
     const std::vector<GroupLayout>& groups = blocks_.layout().groups;
     const int32_t size = blocks_.block_size();
     for (size_t g = 0; g < groups.size(); ++g) {
-      std::vector<PageId> row(static_cast<size_t>((s.seq->num_tokens() + size - 1) / size));
+      std::vector<PageId> row((s.seq->tokens.size() + static_cast<size_t>(size) - 1) /
+                              static_cast<size_t>(size));
       blocks_.FillReadRow(s.seq->tables, static_cast<int32_t>(g), row);
       for (int32_t pos = FirstLivePage(groups[g].group, s.first_pos) * size; pos < end; ++pos) {
         const PageId page = row[static_cast<size_t>(pos / size)];
@@ -233,6 +310,7 @@ class FakeExecutor final : public Executor {
 
   const BlockManager& blocks_;
   const int32_t max_tokens_;
+  const int32_t max_rows_;
   const bool private_roots_;
   std::vector<std::vector<Slot>> storage_;  // per pool: [num_usable + 1, block_size]
   std::vector<std::vector<Slot>> host_;     // the same of the host tier's slots

@@ -47,7 +47,7 @@ Served Serve(const CacheLayout& layout, int32_t num, int32_t prefix, int32_t own
     StepOutput out;
     for (size_t i = 0; i < batch.seqs.size(); ++i) {
       if (batch.seqs[i].num_samples > 0) {
-        out.rows.push_back({static_cast<int32_t>(i), batch.seqs[i].seq->branch, {.token = 0}});
+        out.rows.push_back({static_cast<int32_t>(i), batch.seqs[i].seq->branch, 0, {.token = 0}});
       }
     }
     scheduler.Commit(batch, out, events);

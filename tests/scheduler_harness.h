@@ -14,6 +14,7 @@
 
 #include "scheduler/scheduler.h"
 #include "tests/fake_executor.h"
+#include "tests/fake_proposer.h"
 
 namespace quire::sched_test {
 
@@ -24,6 +25,8 @@ struct Seen {
   std::vector<std::vector<float>> logprobs;   // [n]
   std::vector<FinishReason> finish;           // [n]
   std::vector<TokenId> stop_tokens;           // [n]
+  std::vector<float> scores;                  // [n], of beams
+  std::vector<PromptLogprob> prompt_logprobs;
   int32_t num_token_events = 0;
   int32_t num_accepted = 0;
   bool done = false;
@@ -38,7 +41,9 @@ class Clients {
  public:
   void Add(std::shared_ptr<const Request> request) {
     Seen seen;
-    const auto n = static_cast<size_t>(std::max(request->sampling.n, 1));
+    const auto n = static_cast<size_t>(request->beam.on() ? request->beam.num_return_sequences
+                                                          : std::max(request->sampling.n, 1));
+    seen.scores.resize(n);
     seen.outputs.resize(n);
     seen.logprobs.resize(n);
     seen.finish.resize(n, FinishReason::kNone);
@@ -74,6 +79,14 @@ class Clients {
       s.accepted_stats = e.stats;
       return;
     }
+    if (e.kind == TokenEvent::Kind::kPromptLogprobs) {
+      ASSERT_EQ(s.num_token_events, 0);
+      for (const PromptLogprob& p : e.prompt_logprobs) {
+        ASSERT_EQ(p.position, static_cast<int32_t>(s.prompt_logprobs.size()) + 1);
+        s.prompt_logprobs.push_back(p);
+      }
+      return;
+    }
     ASSERT_EQ(s.finish[b], FinishReason::kNone) << "branch " << b << " goes on after its end";
     if (e.kind == TokenEvent::Kind::kToken) {
       ASSERT_EQ(s.num_accepted, 1);
@@ -88,6 +101,7 @@ class Clients {
     }
     s.finish[b] = e.finish;
     s.stop_tokens[b] = e.stop_token;
+    s.scores[b] = e.score;
     if (!e.error.ok()) s.error = e.error;
     const bool all_ended = std::count(s.finish.begin(), s.finish.end(), FinishReason::kNone) == 0;
     ASSERT_EQ(e.request_done, all_ended);
@@ -113,6 +127,7 @@ struct HarnessOptions {
   std::vector<GroupLayout> groups = {{}};  // page_size is filled in
   int32_t num_pools = 1;
   BlockManagerOptions blocks;
+  int32_t percent_right = -1;  // of guesses; -1 = none are made
 };
 
 // Scheduler, cache, executor and clients on one thread, stepped by hand.
@@ -130,7 +145,13 @@ class Harness {
     blocks_ = std::make_unique<BlockManager>(layout_, pools_, options_.blocks, host_);
     scheduler_ = std::make_unique<Scheduler>(options_.scheduler, *blocks_, [this] { return now_; });
     executor_ = std::make_unique<FakeExecutor>(*blocks_, options_.scheduler.max_num_batched_tokens,
-                                               !options_.scheduler.enable_prefix_caching);
+                                               !options_.scheduler.enable_prefix_caching,
+                                               options_.scheduler.max_num_seqs);
+    if (options_.percent_right >= 0) {
+      proposer_ = std::make_unique<FakeProposer>(1, options_.percent_right);
+      scheduler_->SetProposer(SpeculationMethod::kNgram, proposer_.get());
+      scheduler_->SetDefaultSpeculation(SpeculationMethod::kNgram);
+    }
   }
 
   // A request that the caller may still change before Submit().
@@ -174,7 +195,9 @@ class Harness {
     }
     if (ran) {
       // Nobody starves: the first in order goes on in every step. (Ids are given out in order.)
-      EXPECT_EQ(batch_.seqs[0].seq->request->id, *clients_.live().begin());
+      if (scheduler_->options().policy == SchedulingPolicy::kFcfs && !reordered_) {
+        EXPECT_EQ(batch_.seqs[0].seq->request->id, *clients_.live().begin());
+      }
       const absl::StatusOr<StepOutput> output = executor_->Run(batch_);
       now_ += std::chrono::milliseconds(1);
       if (output.ok()) {
@@ -221,6 +244,15 @@ class Harness {
   // Every branch that ended by itself said what it says alone.
   void ExpectOutputsAsSolo() {
     for (const auto& [id, seen] : clients_.all()) {
+      for (const PromptLogprob& p : seen.prompt_logprobs) {
+        EXPECT_EQ(p.logprob.logprob, PromptLogprobOf(*seen.request, p.position).logprob);
+      }
+      if (seen.request->beam.on()) {
+        if (seen.finish[0] == FinishReason::kLength || seen.finish[0] == FinishReason::kStop) {
+          ExpectBeams(seen);
+        }
+        continue;
+      }
       for (size_t b = 0; b < seen.outputs.size(); ++b) {
         const std::vector<TokenId> want = Expected(*seen.request, static_cast<int32_t>(b));
         const std::vector<TokenId>& got = seen.outputs[b];
@@ -235,6 +267,26 @@ class Harness {
         }
       }
     }
+  }
+
+  static void ExpectBeams(const Seen& seen) {
+    const std::vector<Hypothesis> want = ExpectedBeams(*seen.request);
+    ASSERT_EQ(want.size(), seen.outputs.size());
+    for (size_t b = 0; b < want.size(); ++b) {
+      EXPECT_EQ(seen.outputs[b], want[b].tokens) << "request " << seen.request->id;
+      EXPECT_EQ(seen.logprobs[b], want[b].logprobs);
+      EXPECT_EQ(seen.scores[b], want[b].score);
+      EXPECT_EQ(seen.finish[b], want[b].finish);
+      EXPECT_EQ(seen.stop_tokens[b], want[b].stop_token);
+    }
+  }
+
+  // May change the policy, so that the order of ids is not that of service any more.
+  absl::Status Update(const SchedulerUpdate& update) {
+    reordered_ = true;
+    const absl::Status status = scheduler_->Update(update);
+    Audit();
+    return status;
   }
 
   bool ok() const { return !::testing::Test::HasFailure(); }
@@ -287,6 +339,7 @@ class Harness {
   Clock::time_point now_ = Clock::time_point{} + std::chrono::hours(1);
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<FakeProposer> proposer_;
   Clients clients_;
   ScheduledBatch batch_;
   std::vector<Part> parts_;
@@ -294,6 +347,7 @@ class Harness {
   std::vector<TokenEvent> history_;
   RequestId last_id_ = 0;
   int64_t step_ = 0;
+  bool reordered_ = false;
 };
 
 // Token ids [first, first + count) modulo the vocabulary.

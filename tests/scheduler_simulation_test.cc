@@ -21,6 +21,8 @@ struct Totals {
           resume_hits = 0;
   int64_t cancelled = 0, deadline = 0, stopped = 0, length = 0, failed_steps = 0;
   int64_t evictions = 0;
+  int64_t beams = 0, beam_forks = 0, guesses = 0, right = 0, chains = 0, prompt_logprobs = 0;
+  int64_t updates = 0, policy_changes = 0;
   int64_t swapped = 0, swap_ins = 0, loaded = 0, pins = 0, flushes = 0, resizes = 0, shrunk = 0;
 };
 
@@ -37,6 +39,7 @@ class World {
       for (int32_t k = Pick(0, 4); k > 0 && h_.ok(); --k) {
         if (chaos > 0 && Pick(0, 7) == 0) Disturb(totals);
         if (options_.num_host > 0 && Pick(0, 7) == 0) Operate(totals);
+        if (all_features() && Pick(0, 11) == 0) Reconfigure(totals);
         h_.Step();
       }
     }
@@ -82,6 +85,7 @@ class World {
     }
     if (Pick(0, 4) == 0) r.cache_salt = "tenant";
     r.bypass_prefix_cache = Pick(0, 7) == 0;
+    if (all_features()) AddFeatures(r);
     if (options_.num_host > 0 && Pick(0, 2) == 0) {
       RetentionPolicy policy;
       policy.ranges.push_back({0, Pick(1, 20), Pick(0, 100), Pick(0, 30)});
@@ -91,6 +95,50 @@ class World {
       r.deadline = h_.now() + std::chrono::milliseconds(Pick(0, 30));
     }
     return r;
+  }
+
+  bool all_features() const { return options_.percent_right >= 0; }
+
+  void AddFeatures(Request& r) {
+    r.priority = Pick(-2, 2);
+    r.tenant = fmt::format("tenant {}", Pick(0, 2));
+    if (Pick(0, 3) == 0) r.prompt_logprobs = Pick(0, 3);
+    if (Pick(0, 3) == 0) {
+      r.sampling.n = 1;
+      r.beam.beam_width = Pick(1, 4);
+      r.beam.num_return_sequences = Pick(1, r.beam.beam_width);
+      r.beam.length_penalty = static_cast<float>(Pick(-1, 2));
+      r.beam.early_stopping = static_cast<EarlyStopping>(Pick(0, 2));
+      if (r.beam.beam_width % 2 == 0 && Pick(0, 1) == 0) {
+        r.beam.num_groups = 2;
+        r.beam.diversity_rate = 0.5f;
+      }
+    }
+    r.speculation.branching_factor = Pick(1, 3);
+    if (Pick(0, 3) == 0) r.speculation.num_tokens = Pick(1, 3);
+    if (Pick(0, 7) == 0) r.speculation.method = SpeculationMethod::kNone;
+  }
+
+  // Live options; what is refused changes nothing.
+  void Reconfigure(Totals& totals) {
+    SchedulerUpdate update;
+    switch (Pick(0, 3)) {
+      case 0:
+        update.policy = static_cast<SchedulingPolicy>(Pick(0, 4));
+        break;
+      case 1:
+        update.max_num_seqs = Pick(1, options_.scheduler.max_num_seqs);
+        update.max_num_batched_tokens =
+            Pick(*update.max_num_seqs, options_.scheduler.max_num_batched_tokens);
+        break;
+      case 2:
+        update.long_prefill_token_threshold = Pick(0, 4);
+        break;
+      default:
+        update.target_step_ms = Pick(0, 2);
+        break;
+    }
+    totals.updates += h_.Update(update).ok();
   }
 
   void Disturb(Totals& totals) {
@@ -153,10 +201,12 @@ class World {
       if (seen.error.ok() || seen.error.code() == absl::StatusCode::kInternal) continue;
       ++totals.refused;
       const Request& r = *seen.request;
-      const bool too_many = r.sampling.n > options_.scheduler.max_num_seqs;
+      const int32_t n = r.beam.on() ? r.beam.beam_width : r.sampling.n;
+      // Refusals are judged by the limits of their time: the least there ever were.
+      const bool too_many = n > (all_features() ? 0 : options_.scheduler.max_num_seqs);
       bool too_large = false;
       for (const int32_t pages : h_.blocks().WorstCasePages(static_cast<int32_t>(r.prompt.size()),
-                                                            r.stop.max_tokens, r.sampling.n)) {
+                                                            r.stop.max_tokens, n)) {
         too_large |= pages > least_capacity_;
       }
       EXPECT_TRUE(too_many || too_large) << seen.error;
@@ -172,6 +222,15 @@ class World {
     totals.copies += s.page_copies;
     totals.hits += s.prefix_hit_tokens;
     totals.resume_hits += s.resume_hit_tokens;
+    totals.beams += s.beam_steps;
+    totals.beam_forks += s.beam_forks;
+    totals.guesses += s.draft_tokens;
+    totals.right += s.accepted_draft_tokens;
+    totals.chains += s.draft_chains;
+    totals.policy_changes += s.policy_changes;
+    for (const auto& [id, seen] : h_.clients().all()) {
+      totals.prompt_logprobs += static_cast<int64_t>(seen.prompt_logprobs.size());
+    }
     totals.cancelled += s.num_finished(FinishReason::kCancelled);
     totals.deadline += s.num_finished(FinishReason::kDeadline);
     totals.stopped += s.num_finished(FinishReason::kStop);
@@ -233,6 +292,21 @@ HarnessOptions WithTiers(std::mt19937& rng) {
   return o;
 }
 
+// All of it, with each policy, beams, guesses, prompt logprobs, and options that change on the way.
+HarnessOptions Everything(std::mt19937& rng) {
+  HarnessOptions o = rng() % 3 == 0   ? WithTiers(rng)
+                     : rng() % 2 == 0 ? TwoGroups(rng)
+                                      : OneGroup(rng);
+  if (rng() % 4 == 0) o.scheduler.preemption = PreemptionMode::kAuto;
+  o.scheduler.policy = static_cast<SchedulingPolicy>(rng() % 5);
+  o.scheduler.priority_aging_ms = PickOf(rng, {1, 10, 1000});
+  o.scheduler.num_speculative_tokens = PickOf(rng, {1, 3, 8});
+  o.scheduler.long_prefill_token_threshold = PickOf(rng, {0, 0, 1, 5});
+  o.scheduler.target_step_ms = PickOf(rng, {0, 0, 1});
+  o.percent_right = PickOf(rng, {0, 50, 90, 100});
+  return o;
+}
+
 Totals PlayAll(uint32_t first_seed, int32_t count, HarnessOptions (*make)(std::mt19937&)) {
   Totals totals;
   for (int32_t i = 0; i < count; ++i) {
@@ -269,6 +343,22 @@ TEST(SchedulerSimulation, TiersAndOperators) {
     std::printf("%lld ", static_cast<long long>(value));
   }
   std::printf("swapped, swap-ins, loaded, pins, flushes, resizes, shrunk\n");
+}
+
+// Pools from the least up, mixes of everything: whatever is admitted ends, under each policy.
+TEST(SchedulerSimulation, TenThousandMixesOfEverything) {
+  const Totals totals = PlayAll(400001, 10000, Everything);
+  if (::testing::Test::HasFailure()) return;
+  for (const auto& [name, value] :
+       {std::pair("beam steps", totals.beams), std::pair("beam forks", totals.beam_forks),
+        std::pair("guesses", totals.guesses), std::pair("right", totals.right),
+        std::pair("wrong", totals.guesses - totals.right), std::pair("chains", totals.chains),
+        std::pair("prompt logprobs", totals.prompt_logprobs), std::pair("updates", totals.updates),
+        std::pair("policy changes", totals.policy_changes)}) {
+    EXPECT_GT(value, 1000) << name;
+    std::printf("%s=%lld ", name, static_cast<long long>(value));
+  }
+  std::printf("\n");
 }
 
 }  // namespace
