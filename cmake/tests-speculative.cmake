@@ -1,0 +1,1 @@
+quire_test(speculative_test DEPS scheduler)
