@@ -153,10 +153,9 @@ absl::StatusOr<std::vector<MeasuredStep>> MeasureSteps(ModelRuntime& runtime,
   }
   std::vector<MeasuredStep> steps;
   for (size_t i = 0; i < grid.size(); ++i) {
-    std::vector<double>& us = samples[i].us;
+    const std::vector<double>& us = samples[i].us;
     if (us.empty()) continue;
-    std::nth_element(us.begin(), us.begin() + static_cast<std::ptrdiff_t>(us.size() / 2), us.end());
-    samples[i].step.us = us[us.size() / 2];
+    for (const double one : us) samples[i].step.us += one / static_cast<double>(us.size());
     samples[i].step.name = grid[i].name;
     steps.push_back(std::move(samples[i].step));
   }

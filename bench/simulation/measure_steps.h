@@ -18,7 +18,7 @@ struct MeasureOptions {
   int32_t max_num_seqs = 64;
   int32_t max_num_batched_tokens = 512;
   int32_t max_context = 4096;  // tokens
-  int32_t repeats = 5;         // of each shape; the median counts
+  int32_t repeats = 5;         // of each shape; the mean counts, as it does in a real run
 };
 
 // The shapes that fit the options and the pool, from decodes of one sequence to chunks of 512

@@ -146,16 +146,26 @@ absl::StatusOr<StepFit> FitStepCost(std::span<const MeasuredStep> steps) {
     return InvalidArgument("steps={} must be at least {}, the number of coefficients", steps.size(),
                            n);
   }
-  std::vector<double> rows, ones(steps.size(), 1.0);
   for (const MeasuredStep& step : steps) {
-    if (!(step.us > 0))
+    if (!(step.us > 0)) {
       return InvalidArgument("step {}: us={} must be above 0", step.name, step.us);
-    for (const double feature : Features(step.shape)) rows.push_back(feature / step.us);
+    }
   }
-  const std::vector<double> x = NonNegativeLeastSquares(rows, n, ones);
+  // Errors relative to the measured time would favour steps that happened to be short, so that a
+  // noisy machine would look faster than it is; from the second round on they are relative to the
+  // model's time.
   StepFit fit;
-  size_t i = 0;
-  StepCost::VisitFields(fit.cost, [&](const char*, double& c, const auto&) { c = x[i++]; });
+  for (int round = 0; round < 5; ++round) {
+    std::vector<double> rows, times;
+    for (const MeasuredStep& step : steps) {
+      const double unit = std::max(round == 0 ? step.us : fit.cost.StepUs(step.shape), 1e-3);
+      for (const double feature : Features(step.shape)) rows.push_back(feature / unit);
+      times.push_back(step.us / unit);
+    }
+    const std::vector<double> x = NonNegativeLeastSquares(rows, n, times);
+    size_t i = 0;
+    StepCost::VisitFields(fit.cost, [&](const char*, double& c, const auto&) { c = x[i++]; });
+  }
   for (const MeasuredStep& step : steps) {
     fit.errors.push_back(fit.cost.StepUs(step.shape) / step.us - 1);
     fit.mean_error += std::abs(fit.errors.back()) / static_cast<double>(steps.size());

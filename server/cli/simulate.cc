@@ -59,7 +59,14 @@ bool IsTraceFile(const std::string& name) {
 }
 
 absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const SimulateArguments& a) {
-  if (IsTraceFile(a.trace)) return OpenTrace(a.trace);
+  if (IsTraceFile(a.trace)) {
+    for (const auto& [name, value] : a.trace_fields) {
+      if (value.empty()) continue;
+      return InvalidArgument("{}={} is of generated traces; {} says it itself", name, value,
+                             a.trace);
+    }
+    return OpenTrace(a.trace);
+  }
   ASSIGN_OR_RETURN(TraceSpec spec, NamedTrace(a.trace));
   RETURN_IF_ERROR(Apply(a.trace_fields, spec));
   return GenerateTrace(spec);
@@ -273,7 +280,7 @@ Subcommand MakeSimulate(CLI::App& parent) {
   app->add_option("--num-threads", a->num_threads, "kernel threads; 0: physical cores")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app->add_option("--repeats", a->repeats, "of each measured step; the median counts")
+  app->add_option("--repeats", a->repeats, "of each measured step; the mean counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   AddFields<TraceSpec>(*app, "Trace", a->trace_fields);
