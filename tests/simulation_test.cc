@@ -14,13 +14,13 @@
 namespace quire {
 namespace {
 
-SimulationReport Simulated(const SimulationConfig& config, const StepCost& cost,
+SimulationReport Simulated(const SimulationConfig& config, const StepCostModel& cost,
                            TraceSource& source) {
   auto report = Simulate(config, cost, source);
   EXPECT_TRUE(report.ok()) << report.status();
   return *std::move(report);
 }
-SimulationReport Simulated(const SimulationConfig& config, const StepCost& cost,
+SimulationReport Simulated(const SimulationConfig& config, const StepCostModel& cost,
                            const TraceSpec& spec) {
   auto source = GenerateTrace(spec);
   EXPECT_TRUE(source.ok()) << source.status();
@@ -83,7 +83,7 @@ TEST(Simulation, WaitsAreThoseOfAQueueWithShortAndLongService) {
   config.scheduler.max_num_seqs = 1;
   config.scheduler.max_queued_requests = 1 << 20;
   // 200 + 20 x 10 us, or in a fifth of the cases 200 + 480 x 10 us.
-  const StepCost cost{.fixed = 200, .prefill_token = 10};
+  const StepCostModel cost{.fixed = 200, .prefill_token = 10};
   const double s1 = 400, s2 = 5000, p2 = 0.2;
   const double mean = (1 - p2) * s1 + p2 * s2, square = (1 - p2) * s1 * s1 + p2 * s2 * s2;
   const double load = 0.6, rate = load / mean;
@@ -108,7 +108,7 @@ TEST(Simulation, WaitsAreThoseOfAQueueWithShortAndLongService) {
 TEST(Simulation, OneRequestTakesItsSteps) {
   SimulationConfig config;
   config.scheduler.max_num_batched_tokens = 64;
-  const StepCost cost{.fixed = 1000, .prefill_token = 10, .row = 100, .decode_key = 1};
+  const StepCostModel cost{.fixed = 1000, .prefill_token = 10, .row = 100, .decode_key = 1};
   Listed one({{.arrival_us = 500, .prompt = {{1, 100}}, .answer = 2, .output_tokens = 3}});
   const SimulationReport r = Simulated(config, cost, one);
   // Chunks of 64 and 36, then one token each after 100 and 101.
@@ -129,7 +129,7 @@ TEST(Simulation, SameSeedSameReport) {
   spec.requests = 3000;
   spec.tenants = 3;
   spec.priorities = 2;
-  const StepCost cost = BuiltInStepCost();
+  const StepCostModel cost = BuiltInStepCost();
   const SimulationReport once = Simulated(config, cost, spec);
   EXPECT_EQ(JsonOf(config, once), JsonOf(config, Simulated(config, cost, spec)));
   EXPECT_EQ(once.tenants.size(), 3u);
@@ -176,7 +176,7 @@ TEST(Simulation, EveryRequestEndsOnceAndTokensAddUp) {
     config.preemption_mode = mode;
     config.num_blocks = 60;  // some ten requests
     config.host_blocks = config.preemption_mode == "swap" ? 500 : 0;
-    const StepCost cost{.fixed = 500, .token = 1, .copy = 1};
+    const StepCostModel cost{.fixed = 500, .token = 1, .copy = 1};
     const SimulationReport tight = Simulated(config, cost, spec);
     ExpectConserved(tight, All(spec));
     EXPECT_GT(tight.preemptions, 10);
@@ -312,7 +312,7 @@ TEST(Simulation, RoundRobinIsSoManyServersAlone) {
   TraceSpec spec = *NamedTrace("tree");
   spec.requests = 999;
   spec.rate = 12;
-  const StepCost cost = BuiltInStepCost();
+  const StepCostModel cost = BuiltInStepCost();
   const SimulationReport together = Simulated(config, cost, spec);
   EXPECT_EQ(together.requests_of_replica, (std::vector<int64_t>{333, 333, 333}));
   const std::vector<TraceRequest> trace = All(spec);

@@ -14,14 +14,15 @@
 namespace quire {
 namespace {
 
-std::vector<double> Coefficients(const StepCost& cost) {
+std::vector<double> Coefficients(const StepCostModel& cost) {
   std::vector<double> values;
-  StepCost::VisitFields(cost, [&](const char*, double v, const auto&) { values.push_back(v); });
+  StepCostModel::VisitFields(cost,
+                             [&](const char*, double v, const auto&) { values.push_back(v); });
   return values;
 }
 
 // Steps of all kinds with the time that `cost` says.
-std::vector<MeasuredStep> Synthetic(const StepCost& cost, int count, double noise = 0) {
+std::vector<MeasuredStep> Synthetic(const StepCostModel& cost, int count, double noise = 0) {
   Random random(7);
   std::vector<MeasuredStep> steps;
   for (int i = 0; i < count; ++i) {
@@ -66,21 +67,21 @@ TEST(StepCost, ShapeOfCountsTokensKeysRows) {
 }
 
 TEST(StepCost, TheFitFindsTheCoefficientsThatMadeTheData) {
-  const StepCost truth{.fixed = 2400,
-                       .token = 55,
-                       .prefill_token = 30,
-                       .seq = 40,
-                       .row = 310,
-                       .prefill_key = 0.03,
-                       .decode_key = 0.2,
-                       .copy = 7};
+  const StepCostModel truth{.fixed = 2400,
+                            .token = 55,
+                            .prefill_token = 30,
+                            .seq = 40,
+                            .row = 310,
+                            .prefill_key = 0.03,
+                            .decode_key = 0.2,
+                            .copy = 7};
   const auto fit = FitStepCost(Synthetic(truth, 200));
   ASSERT_TRUE(fit.ok()) << fit.status();
   const std::vector<double> want = Coefficients(truth), got = Coefficients(fit->cost);
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << i;
   EXPECT_LT(fit->max_error, 1e-5);
   // Of a cost without some parts, these are found to be zero or next to it.
-  const StepCost sparse{.fixed = 900, .token = 12, .decode_key = 0.05};
+  const StepCostModel sparse{.fixed = 900, .token = 12, .decode_key = 0.05};
   const auto sparse_fit = FitStepCost(Synthetic(sparse, 200));
   ASSERT_TRUE(sparse_fit.ok());
   EXPECT_NEAR(sparse_fit->cost.row, 0, 0.01);
@@ -89,7 +90,7 @@ TEST(StepCost, TheFitFindsTheCoefficientsThatMadeTheData) {
 }
 
 TEST(StepCost, NoiseOfTenPercentMovesPredictionsByLittle) {
-  const StepCost truth{
+  const StepCostModel truth{
       .fixed = 2400, .token = 700, .row = 310, .prefill_key = 0.03, .decode_key = 0.2};
   const auto fit = FitStepCost(Synthetic(truth, 400, /*noise=*/0.2));
   ASSERT_TRUE(fit.ok());
@@ -128,7 +129,7 @@ TEST(StepCost, NonNegativeLeastSquaresIsAMinimum) {
 }
 
 TEST(StepCost, TooFewStepsAndStepsWithoutTimeAreRefused) {
-  const StepCost truth{.fixed = 1};
+  const StepCostModel truth{.fixed = 1};
   EXPECT_EQ(FitStepCost(Synthetic(truth, 3)).status().code(), absl::StatusCode::kInvalidArgument);
   std::vector<MeasuredStep> steps = Synthetic(truth, 50);
   steps[7].us = 0;
@@ -136,7 +137,7 @@ TEST(StepCost, TooFewStepsAndStepsWithoutTimeAreRefused) {
 }
 
 TEST(StepCost, TheFileIsReadAsItWasWritten) {
-  const StepCost cost{.fixed = 2400.25, .token = 1.0 / 3, .copy = 7};
+  const StepCostModel cost{.fixed = 2400.25, .token = 1.0 / 3, .copy = 7};
   const auto read = ParseStepCost(StepCostJson(cost, "model \"x\""));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(Coefficients(*read), Coefficients(cost));

@@ -99,12 +99,12 @@ TEST(TraceGenerator, ChatsGoOn) {
     ASSERT_GE(r.prompt.size(), 2u);
     EXPECT_LE(NumPromptTokens(r) + r.output_tokens, spec.chat_tokens);
     if (r.prompt.size() > 2) {
-      const Segment answer = r.prompt[r.prompt.size() - 2];
+      const PromptSegment answer = r.prompt[r.prompt.size() - 2];
       const auto before = by_answer.find(answer.text);
       ASSERT_NE(before, by_answer.end());
       EXPECT_EQ(answer.num_tokens, before->second.output_tokens);
       EXPECT_GE(r.arrival_us, before->second.arrival_us);
-      std::vector<Segment> said = before->second.prompt;
+      std::vector<PromptSegment> said = before->second.prompt;
       said.push_back(answer);
       said.push_back(r.prompt.back());
       EXPECT_EQ(r.prompt, said);

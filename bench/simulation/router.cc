@@ -12,7 +12,7 @@ namespace {
 template <typename Visit>
 void ForEachPrefix(const TraceRequest& r, Visit visit) {
   uint64_t hash = 0;
-  for (const Segment& s : r.prompt) {
+  for (const PromptSegment& s : r.prompt) {
     hash = MixId(hash, s.text, static_cast<uint64_t>(s.num_tokens));
     if (!visit(hash, s.num_tokens)) return;
   }

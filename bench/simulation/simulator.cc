@@ -57,7 +57,8 @@ struct Server {
 
 class Simulation {
  public:
-  Simulation(const SimulationConfig& config, const SchedulerOptions& options, const StepCost& cost)
+  Simulation(const SimulationConfig& config, const SchedulerOptions& options,
+             const StepCostModel& cost)
       : config_(config),
         cost_(cost),
         layout_(Layout(config)),
@@ -259,7 +260,7 @@ class Simulation {
   }
 
   const SimulationConfig& config_;
-  const StepCost& cost_;
+  const StepCostModel& cost_;
   const CacheLayout layout_;
   Router router_;
   FakeModel model_;
@@ -276,7 +277,7 @@ class Simulation {
 
 }  // namespace
 
-absl::StatusOr<SimulationReport> Simulate(const SimulationConfig& config, const StepCost& cost,
+absl::StatusOr<SimulationReport> Simulate(const SimulationConfig& config, const StepCostModel& cost,
                                           TraceSource& trace) {
   ASSIGN_OR_RETURN(const SchedulerOptions options, SchedulingOf(config));
   return Simulation(config, options, cost).Run(trace);

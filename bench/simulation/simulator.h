@@ -17,7 +17,7 @@
 namespace quire {
 
 // ERRORS: kInvalidArgument of the configuration; what the trace reports.
-absl::StatusOr<SimulationReport> Simulate(const SimulationConfig& config, const StepCost& cost,
+absl::StatusOr<SimulationReport> Simulate(const SimulationConfig& config, const StepCostModel& cost,
                                           TraceSource& trace);
 
 }  // namespace quire

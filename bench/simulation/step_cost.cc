@@ -15,8 +15,8 @@ constexpr std::string_view kFormat = "quire step cost 1";
 
 std::vector<double> Features(const StepShape& shape) {
   std::vector<double> features;
-  const StepCost cost;
-  StepCost::VisitFields(
+  const StepCostModel cost;
+  StepCostModel::VisitFields(
       cost, [&](const char*, double, const auto& feature) { features.push_back(feature(shape)); });
   return features;
 }
@@ -47,7 +47,7 @@ std::vector<double> SolvePassive(const std::vector<double>& gram, const std::vec
 
 }  // namespace
 
-StepCost BuiltInStepCost() {
+StepCostModel BuiltInStepCost() {
   return {.fixed = 2400,
           .prefill_token = 715,
           .row = 1010,
@@ -70,7 +70,7 @@ StepShape ShapeOf(const ScheduledBatch& batch) {
   return shape;
 }
 
-double StepCost::StepUs(const StepShape& shape) const {
+double StepCostModel::StepUs(const StepShape& shape) const {
   double us = 0;
   VisitFields(*this, [&](const char*, double coefficient, const auto& feature) {
     us += coefficient * feature(shape);
@@ -164,7 +164,7 @@ absl::StatusOr<StepFit> FitStepCost(std::span<const MeasuredStep> steps) {
     }
     const std::vector<double> x = NonNegativeLeastSquares(rows, n, times);
     size_t i = 0;
-    StepCost::VisitFields(fit.cost, [&](const char*, double& c, const auto&) { c = x[i++]; });
+    StepCostModel::VisitFields(fit.cost, [&](const char*, double& c, const auto&) { c = x[i++]; });
   }
   for (const MeasuredStep& step : steps) {
     fit.errors.push_back(fit.cost.StepUs(step.shape) / step.us - 1);
@@ -174,14 +174,14 @@ absl::StatusOr<StepFit> FitStepCost(std::span<const MeasuredStep> steps) {
   return fit;
 }
 
-std::string StepCostJson(const StepCost& cost, std::string_view model) {
+std::string StepCostJson(const StepCostModel& cost, std::string_view model) {
   JsonWriter w;
   w.BeginObject();
   w.Key("format");
   w.String(kFormat);
   w.Key("model");
   w.String(model);
-  StepCost::VisitFields(cost, [&](const char* name, double value, const auto&) {
+  StepCostModel::VisitFields(cost, [&](const char* name, double value, const auto&) {
     w.Key(name);
     w.Double(value);
   });
@@ -189,15 +189,15 @@ std::string StepCostJson(const StepCost& cost, std::string_view model) {
   return w.text();
 }
 
-absl::StatusOr<StepCost> ParseStepCost(std::string_view text) {
+absl::StatusOr<StepCostModel> ParseStepCost(std::string_view text) {
   ASSIGN_OR_RETURN(const Json json, Json::Parse(text, {.max_bytes = 1 << 20, .max_depth = 4}));
   if (json["format"].as_string() != kFormat) {
     return InvalidArgument("format={} must be \"{}\"", json["format"].Dump(), kFormat);
   }
-  StepCost cost;
+  StepCostModel cost;
   absl::Status status;
   size_t known = 2;  // format, model
-  StepCost::VisitFields(cost, [&](const char* name, double& value, const auto&) {
+  StepCostModel::VisitFields(cost, [&](const char* name, double& value, const auto&) {
     const std::optional<double> given = json[name].as_double();
     if (!status.ok()) return;
     if (!given || !(*given >= 0 && *given <= 1e12)) {
@@ -218,13 +218,13 @@ absl::StatusOr<StepCost> ParseStepCost(std::string_view text) {
   return cost;
 }
 
-absl::StatusOr<StepCost> ReadStepCost(const std::string& path) {
+absl::StatusOr<StepCostModel> ReadStepCost(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return Error(absl::StatusCode::kNotFound, "cost={} can't be opened", path);
   std::string text(size_t{1} << 20, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(in.gcount()));
-  absl::StatusOr<StepCost> cost = ParseStepCost(text);
+  absl::StatusOr<StepCostModel> cost = ParseStepCost(text);
   if (!cost.ok()) return Annotate(cost.status(), path);
   return cost;
 }

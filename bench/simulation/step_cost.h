@@ -35,7 +35,7 @@ struct StepShape {
 StepShape ShapeOf(const ScheduledBatch& batch);
 
 // Microseconds for each unit of a feature.
-struct StepCost {
+struct StepCostModel {
   double fixed = 0;          // per step
   double token = 0;          // any token
   double prefill_token = 0;  // more for tokens of prefills
@@ -64,7 +64,7 @@ struct StepCost {
 
 // SmolLM2-135M-Instruct, Q4_1, float32 cache, two cores with AVX-512: what `quire simulate` takes
 // when no file is named.
-StepCost BuiltInStepCost();
+StepCostModel BuiltInStepCost();
 
 struct MeasuredStep {
   std::string name;
@@ -73,7 +73,7 @@ struct MeasuredStep {
 };
 
 struct StepFit {
-  StepCost cost;
+  StepCostModel cost;
   double mean_error = 0;  // relative, absolute values
   double max_error = 0;
   std::vector<double> errors;  // model / measured - 1, of each step
@@ -87,8 +87,8 @@ std::vector<double> NonNegativeLeastSquares(std::span<const double> rows, size_t
 absl::StatusOr<StepFit> FitStepCost(std::span<const MeasuredStep> steps);
 
 // The file: docs/formats.md. ERRORS: kInvalidArgument naming the field; kNotFound.
-std::string StepCostJson(const StepCost& cost, std::string_view model);
-absl::StatusOr<StepCost> ParseStepCost(std::string_view text);
-absl::StatusOr<StepCost> ReadStepCost(const std::string& path);
+std::string StepCostJson(const StepCostModel& cost, std::string_view model);
+absl::StatusOr<StepCostModel> ParseStepCost(std::string_view text);
+absl::StatusOr<StepCostModel> ReadStepCost(const std::string& path);
 
 }  // namespace quire

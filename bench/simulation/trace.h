@@ -16,15 +16,15 @@
 
 namespace quire {
 
-struct Segment {
+struct PromptSegment {
   uint64_t text = 0;
   int32_t num_tokens = 0;
-  friend bool operator==(const Segment&, const Segment&) = default;
+  friend bool operator==(const PromptSegment&, const PromptSegment&) = default;
 };
 
 struct TraceRequest {
   int64_t arrival_us = 0;
-  std::vector<Segment> prompt;
+  std::vector<PromptSegment> prompt;
   std::vector<TokenId> token_ids;  // instead of segments, if not empty
   uint64_t answer = 0;             // the output is the start of this text
   int32_t output_tokens = 1;

@@ -196,7 +196,7 @@ std::string TraceLine(const TraceRequest& r) {
   w.Key(r.token_ids.empty() ? "prefix" : "token_ids");
   w.BeginArray();
   for (const TokenId id : r.token_ids) w.Int(id);
-  for (const Segment& segment : r.prompt) {
+  for (const PromptSegment& segment : r.prompt) {
     w.BeginArray();
     w.String(name(segment.text));
     w.Int(segment.num_tokens);

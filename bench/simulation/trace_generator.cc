@@ -96,13 +96,13 @@ class Generator final : public TraceSource {
     std::string tenant;
     int32_t priority = 0;
     int32_t turns_left = 1;
-    std::vector<Segment> said;
+    std::vector<PromptSegment> said;
     friend bool operator>(const Chat& a, const Chat& b) {
       return std::pair(a.at_us, a.order) > std::pair(b.at_us, b.order);
     }
   };
 
-  static void Append(std::vector<Segment>& prompt, Segment segment) {
+  static void Append(std::vector<PromptSegment>& prompt, PromptSegment segment) {
     if (segment.num_tokens > 0) prompt.push_back(segment);
   }
 
@@ -123,7 +123,7 @@ class Generator final : public TraceSource {
     if (!is_chat_ || --chat.turns_left < 1) return;
     Append(chat.said, {r.answer, output});
     int64_t said = 0;
-    for (const Segment& segment : chat.said) said += segment.num_tokens;
+    for (const PromptSegment& segment : chat.said) said += segment.num_tokens;
     if (said + spec_.prompt_max + spec_.output_max > spec_.chat_tokens) return;
     chat.at_us += spec_.think_s > 0 ? random_.Exponential(spec_.think_s * 1e6) : 0.0;
     open_.push(std::move(chat));

@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const SimulateArguments&
 }
 
 absl::Status RunSimulations(const SimulateArguments& a) {
-  StepCost cost = BuiltInStepCost();
+  StepCostModel cost = BuiltInStepCost();
   if (!a.cost.empty()) {
     ASSIGN_OR_RETURN(cost, ReadStepCost(a.cost));
   }
@@ -144,7 +144,7 @@ void PrintFit(const std::vector<MeasuredStep>& steps, const StepFit& fit) {
     fmt::print("{:<52}{:>12.0f}{:>12.0f}{:>8.1f}%\n", steps[i].name, steps[i].us,
                steps[i].us * (1 + fit.errors[i]), 100 * fit.errors[i]);
   }
-  StepCost::VisitFields(fit.cost, [](const char* name, double value, const auto&) {
+  StepCostModel::VisitFields(fit.cost, [](const char* name, double value, const auto&) {
     fmt::print("{:<20}{:>12.3f}\n", name, value);
   });
   fmt::print("{} steps, off by {:.1f}% on average, {:.1f}% at most\n", steps.size(),
