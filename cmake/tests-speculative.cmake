@@ -1,1 +1,2 @@
 quire_test(speculative_test DEPS scheduler)
+quire_test(draft_control_test DEPS scheduler)
