@@ -66,12 +66,12 @@ struct GrammarLimits {
   size_t max_regex_bytes = 8 << 10;
   int32_t max_depth = 64;  // nesting of schema, groups and brackets
   int32_t max_choices = 4096;
-  size_t max_choice_bytes = 64 << 10;  // all of them together
-  int32_t max_repeat = 100'000;        // a single {m,n}, maxItems, maxLength, ...
-  std::chrono::milliseconds compile_time{10'000};
-  size_t compile_bytes = 512 << 20;  // live at one time while compiling
-  int32_t max_compiling = 2;         // at once; others wait within their compile_time
-  size_t cache_bytes = 256 << 20;    // of compiled grammars that nobody may be using
+  size_t max_choice_bytes = 64 << 10;            // all of them together
+  int32_t max_repeat = 100'000;                  // a single {m,n}, maxItems, maxLength, ...
+  std::chrono::milliseconds compile_time{5000};  // of one core
+  size_t compile_bytes = 512 << 20;              // live at one time while compiling
+  int32_t max_compiling = 2;                     // at once; others wait as long as compile_time
+  size_t cache_bytes = 256 << 20;                // of compiled grammars that nobody may be using
 };
 
 // What the grammar needs to know of a tokenizer.
@@ -81,6 +81,9 @@ struct GrammarVocabulary {
   // Rows of the logits, at least token_bytes.size(); the ids above are never allowed.
   int32_t vocab_size = 0;
   std::vector<TokenId> stop_ids;  // the model's ends
+  // A space in front of the whole text is not delivered (SentencePiece): then no token with one may
+  // come first, or the delivered text would not be the one that the grammar saw.
+  bool drops_first_space = false;
 };
 
 // Ids allowed next, 32 to a word, lowest bit first.
@@ -120,7 +123,7 @@ class GrammarCompiler {
   GrammarCompiler(const GrammarCompiler&) = delete;
   GrammarCompiler& operator=(const GrammarCompiler&) = delete;
 
-  // Blocks, for up to limits.compile_time: not for the engine thread. Equal specs share a grammar.
+  // Blocks while it compiles: not for the engine thread. Equal specs share a grammar.
   // ERRORS: kInvalidArgument naming the field and what is wrong with it, or the limit that it
   // exceeds (size, depth, memory, time); kResourceExhausted if others were compiling all the time.
   absl::StatusOr<std::shared_ptr<const CompiledGrammar>> Compile(const GrammarSpec& spec);
