@@ -84,7 +84,8 @@ std::optional<Prepared> Prepare(const GridShape& shape, BlockManager& blocks) {
       seq->num_computed_tokens = part.context;
       seq->status = SequenceStatus::kRunning;
       seq->tables = blocks.NewTables(root, {.prompt_tokens = seq->num_prompt_tokens()});
-      if (!blocks.Grow(seq->tables, part.context, end, p.batch.copies)) return std::nullopt;
+      // As if the context had been computed: pages before the first write would be left out else.
+      if (!blocks.Grow(seq->tables, 0, end, p.batch.copies)) return std::nullopt;
       for (size_t g = 0; g < seq->tables.groups.size(); ++g) {
         const int32_t pool = blocks.layout().groups[g].pool;
         for (const PageId page : seq->tables.groups[g].ids()) {
@@ -110,7 +111,6 @@ absl::Status Time(const GridShape& shape, ModelRuntime& runtime, double& us, Ste
   std::optional<Prepared> p = Prepare(shape, runtime.block_manager());
   us = 0;
   if (!p) return absl::OkStatus();
-  const std::vector<PageCopy> none;
   p->batch.copies = p->touches;
   RETURN_IF_ERROR(runtime.executor().Run(p->batch).status());
   p->batch.copies.assign(p->touches.begin(), p->touches.begin() + shape.copies);

@@ -51,17 +51,37 @@ class Observer {
   absl::Status error_;
 };
 
+// Engine thread. The time from one step's end to the next one's start is the scheduler's.
+class TimedExecutor final : public Executor {
+ public:
+  explicit TimedExecutor(Executor& executor) : executor_(executor) {}
+  absl::StatusOr<StepOutput> Run(const ScheduledBatch& batch) override {
+    const Clock::time_point start = Clock::now();
+    absl::StatusOr<StepOutput> output = executor_.Run(batch);
+    const double us = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+    steps_.push_back({.shape = ShapeOf(batch), .us = us});
+    return output;
+  }
+  // After the engine's end.
+  std::vector<MeasuredStep> TakeSteps() { return std::move(steps_); }
+
+ private:
+  Executor& executor_;
+  std::vector<MeasuredStep> steps_;
+};
+
 }  // namespace
 
-absl::StatusOr<std::vector<RequestTrace>> RunForReal(const SimulationConfig& config,
-                                                     ModelRuntime& runtime, TraceSource& trace) {
+absl::StatusOr<RealRun> RunForReal(const SimulationConfig& config, ModelRuntime& runtime,
+                                   TraceSource& trace) {
   ASSIGN_OR_RETURN(const SchedulerOptions options, SchedulingOf(config));
   const auto vocab_size = static_cast<int32_t>(runtime.config().vocab_size);
   const TokenRange range{.first = 0, .count = vocab_size};
   Scheduler scheduler(options, runtime.block_manager());
   const Clock::time_point start = Clock::now();
   Observer observer(start);
-  Engine engine(scheduler, runtime.executor(),
+  TimedExecutor executor(runtime.executor());
+  Engine engine(scheduler, executor,
                 [&](std::span<const TokenEvent> events) { observer.OnEvents(events); });
   engine.Start();
   TraceRequest next;
@@ -90,10 +110,12 @@ absl::StatusOr<std::vector<RequestTrace>> RunForReal(const SimulationConfig& con
       return absl::UnavailableError("the engine has ended, the device is lost");
     }
   }
-  absl::StatusOr<std::vector<RequestTrace>> traces = observer.Wait();
+  RealRun run;
+  ASSIGN_OR_RETURN(run.traces, observer.Wait());
   engine.Drain(Clock::time_point::min());
   engine.Join();
-  return traces;
+  run.steps = executor.TakeSteps();
+  return run;
 }
 
 }  // namespace quire

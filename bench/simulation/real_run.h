@@ -6,17 +6,25 @@
 // scheduling and steps.
 #pragma once
 
+#include <vector>
+
 #include "base/status.h"
 #include "bench/simulation/config.h"
+#include "bench/simulation/step_cost.h"
 #include "bench/simulation/trace.h"
 #include "bench/workloads.h"
 #include "models/runtime.h"
 
 namespace quire {
 
+struct RealRun {
+  std::vector<RequestTrace> traces;  // in the order of arrivals
+  std::vector<MeasuredStep> steps;   // each step's shape and what it took
+};
+
 // The scheduler gets the options of `config`; the pool is the runtime's. ERRORS: of the trace and
 // the configuration; kInternal: a request failed.
-absl::StatusOr<std::vector<RequestTrace>> RunForReal(const SimulationConfig& config,
-                                                     ModelRuntime& runtime, TraceSource& trace);
+absl::StatusOr<RealRun> RunForReal(const SimulationConfig& config, ModelRuntime& runtime,
+                                   TraceSource& trace);
 
 }  // namespace quire

@@ -48,12 +48,13 @@ std::vector<double> SolvePassive(const std::vector<double>& gram, const std::vec
 }  // namespace
 
 StepCostModel BuiltInStepCost() {
-  return {.fixed = 2400,
-          .prefill_token = 715,
-          .row = 1010,
-          .prefill_key = 0.26,
-          .decode_key = 0.34,
-          .copy = 5};
+  return {.fixed = 4200,
+          .prefill_token = 780,
+          .seq = 1000,
+          .prefill_key = 0.37,
+          .decode_key = 2.4,
+          .copy = 80};
+};
 }
 
 StepShape ShapeOf(const ScheduledBatch& batch) {
