@@ -54,7 +54,6 @@ StepCostModel BuiltInStepCost() {
           .prefill_key = 0.37,
           .decode_key = 2.4,
           .copy = 80};
-};
 }
 
 StepShape ShapeOf(const ScheduledBatch& batch) {
