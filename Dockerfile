@@ -4,7 +4,7 @@ FROM debian:bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends make git ca-certificates && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY deploy/ deploy/
-RUN deploy/install-deps.sh && deploy/fetch-model.sh
+RUN deploy/install-deps.sh && deploy/fetch-model.sh && deploy/fetch-xgrammar.sh
 COPY . .
 RUN make build
 

@@ -11,12 +11,14 @@ run: build ## install what is missing, build, fetch SmolLM2 and serve it on port
 test: ## install what is missing, build and pass all tests
 	@deploy/install-deps.sh
 	@deploy/fetch-model.sh >/dev/null
+	@deploy/fetch-xgrammar.sh >/dev/null
 	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --preset release
 
 build: ## the daemon, at build/release/quire
 	@deploy/install-deps.sh
+	@deploy/fetch-xgrammar.sh >/dev/null
 	@cmake --preset release -DQUIRE_TESTS=ON >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target quire
 
@@ -27,7 +29,7 @@ matrix: ## every preset's tests: release, dev, asan, tsan, then tidy on all file
 	@deploy/install-deps.sh debian-packages-checks.txt
 	@deploy/check.sh all
 
-clean: ## remove build folders, not the model
+clean: ## remove build folders, not the model and sources of third parties
 	@rm -rf build/release build/dev build/asan build/tsan build/tidy build/cuda
 
 .PHONY: help run test build format matrix clean

@@ -101,10 +101,27 @@ struct SpeculationParams {
   SpeculationMethod method = SpeculationMethod::kServerDefault;
   int32_t num_tokens = 0;        // most drafts in a chain and step; 0: as the server is set
   int32_t branching_factor = 1;  // chains that differ in their first token; > 1: a tree
+
+  template <typename Self, typename Visitor>
+  static void VisitFields(Self& p, Visitor&& visit) {
+    visit("num_tokens", p.num_tokens, 0, 64);
+    visit("branching_factor", p.branching_factor, 1, 16);
+  }
 };
 
 // Ranges of single fields, then what ties fields together (min_tokens <= max_tokens, ids within the
 // vocabulary, seed drawn). ERRORS: kInvalidArgument naming field, value and range.
 absl::Status Validate(const SamplingParams& params, const StopConditions& stop, int32_t vocab_size);
+
+// Beam search ignores nothing silently: what draws or filters tokens is refused with it, and its
+// own fields are refused without it. Allowed with it: temperature 0 or the default, which both
+// leave the probabilities as they are; a seed, whose promise (the same output again) holds;
+// penalties, bans, biases and min_tokens; num_logprobs 0. REQUIRES: Validate(sampling, stop, ...)
+// is OK.
+absl::Status Validate(const BeamParams& beam, const SamplingParams& sampling,
+                      const StopConditions& stop);
+
+// With beams nothing can be guessed ahead.
+absl::Status Validate(const SpeculationParams& speculation, const BeamParams& beam);
 
 }  // namespace quire

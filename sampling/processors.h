@@ -3,9 +3,9 @@
 //
 // Called by sampler.cc; pure but for the scratch; thread: any with a scratch of its own.
 // Order, as in transformers' generate: logit_bias, frequency and presence penalty, repetition
-// penalty, no_repeat_ngram_size, bad_words, min_tokens, allowed_token_ids; then temperature, top_k,
-// top_p, min_p, typical_p. top_n_sigma comes before the other filters: its deviation is that of the
-// whole row. Greedy rows get the edits only.
+// penalty, no_repeat_ngram_size, bad_words, min_tokens, allowed_token_ids, a grammar's mask; then
+// temperature, top_k, top_p, min_p, typical_p. top_n_sigma comes before the other filters: its
+// deviation is that of the whole row. Greedy rows get the edits only.
 #pragma once
 
 #include <span>
@@ -23,8 +23,8 @@ std::span<const float> EditLogits(const SampleRow& row, SamplerScratch& scratch)
 void FilterTokens(std::span<const float> logits, const SamplingParams& params,
                   SamplerScratch& scratch);
 
-// For rows without any usable logit: the lowest id that no edit bans; if all are banned, the lowest
-// of allowed_token_ids, or 0.
+// For rows without any usable logit: the lowest id that no edit bans. If all are banned, the lowest
+// that the grammar's mask allows; without a mask the lowest of allowed_token_ids; or 0.
 TokenId LowestAllowed(const SampleRow& row, SamplerScratch& scratch);
 
 }  // namespace quire

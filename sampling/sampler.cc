@@ -14,26 +14,54 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// Log-softmax of the raw logits, summed in double in order of ids. NaN counts as -infinity; several
-// infinite logits share the probability.
-void FillLogprobs(const SampleRow& row, SamplerScratch& scratch, Sampled& sampled) {
-  const int32_t argmax = ArgMax(row.logits);
-  const float best = argmax < 0 ? kNever : row.logits[argmax];
-  scratch.values.resize(row.logits.size());
-  if (std::isinf(best)) {
-    for (size_t i = 0; i < row.logits.size(); ++i) scratch.values[i] = row.logits[i] == best;
-  } else {
-    ExpWeights(row.logits, best, /*temperature=*/1.0f, scratch.values);
+// Log-softmax, summed in double in order of ids. NaN counts as -infinity; several infinite logits
+// share the probability.
+class LogSoftmax {
+ public:
+  LogSoftmax(std::span<const float> logits, SamplerScratch& scratch) {
+    const int32_t argmax = ArgMax(logits);
+    best_ = argmax < 0 ? kNever : logits[argmax];
+    scratch.values.resize(logits.size());
+    if (std::isinf(best_)) {
+      for (size_t i = 0; i < logits.size(); ++i) scratch.values[i] = logits[i] == best_;
+    } else {
+      ExpWeights(logits, best_, /*temperature=*/1.0f, scratch.values);
+    }
+    log_sum_ = std::log(SumOf(scratch.values));
   }
-  const double sum = SumOf(scratch.values);
-  const double log_sum = std::log(sum);
-  const auto logprob = [&](float x) {
-    if (!(x > kNever)) return kNever;
-    return static_cast<float>((x == best ? 0.0 : double{x} - best) - log_sum);
-  };
-  sampled.logprob = logprob(row.logits[sampled.token]);
-  SelectTop(row.logits, static_cast<size_t>(row.params->num_logprobs), sampled.top);
+  float operator()(float logit) const {
+    if (!(logit > kNever)) return kNever;
+    return static_cast<float>((logit == best_ ? 0.0 : double{logit} - best_) - log_sum_);
+  }
+
+ private:
+  float best_;
+  double log_sum_;
+};
+
+int32_t RankOf(std::span<const float> logits, TokenId token) {
+  const float own = std::isnan(logits[token]) ? kNever : logits[token];
+  int32_t better = 0, equal = 0;
+  for (const float x : logits) better += x > own ? 1 : 0;
+  for (TokenId id = 0; id < token; ++id) {
+    equal += logits[id] == own || (own == kNever && std::isnan(logits[id])) ? 1 : 0;
+  }
+  return 1 + better + equal;
+}
+
+void Score(std::span<const float> logits, TokenId token, size_t k, std::span<const TokenId> asked,
+           SamplerScratch& scratch, Sampled& sampled) {
+  const LogSoftmax logprob(logits, scratch);
+  sampled.token = token;
+  sampled.logprob = logprob(logits[token]);
+  sampled.rank = RankOf(logits, token);
+  SelectTop(logits, k, sampled.top);
   for (TokenLogprob& entry : sampled.top) entry.logprob = logprob(entry.logprob);
+  sampled.asked.clear();
+  for (const TokenId id : asked) {
+    const bool known = id >= 0 && static_cast<size_t>(id) < logits.size();
+    sampled.asked.push_back({id, known ? logprob(logits[id]) : kNever});
+  }
 }
 
 // Inverse of the cumulative distribution over the candidates, in order of ids. Sums of blocks are
@@ -82,8 +110,31 @@ Sampled Sample(const SampleRow& row, SamplerScratch& scratch) {
   DCHECK(!row.logits.empty() && row.params != nullptr);
   Sampled sampled;
   sampled.token = Choose(row, scratch);
-  if (row.params->num_logprobs >= 0) FillLogprobs(row, scratch, sampled);
+  const SamplingParams& params = *row.params;
+  if (params.num_logprobs >= 0 || !params.logprob_token_ids.empty()) {
+    Score(row.logits, sampled.token, static_cast<size_t>(std::max(0, params.num_logprobs)),
+          params.logprob_token_ids, scratch, sampled);
+  }
   return sampled;
+}
+
+void Candidates(const SampleRow& row, size_t k, SamplerScratch& scratch, Sampled& sampled) {
+  DCHECK(!row.logits.empty() && row.params != nullptr);
+  const LogSoftmax logprob(row.logits, scratch);
+  scratch.logprobs.resize(row.logits.size());
+  for (size_t i = 0; i < row.logits.size(); ++i) scratch.logprobs[i] = logprob(row.logits[i]);
+  SampleRow edited = row;
+  edited.logits = scratch.logprobs;
+  std::vector<TokenLogprob>& top = sampled.top;
+  SelectTop(EditLogits(edited, scratch), k, top);
+  while (!top.empty() && top.back().logprob == kNever) top.pop_back();
+}
+
+void ScoreToken(std::span<const float> logits, TokenId token, size_t k, SamplerScratch& scratch,
+                Sampled& sampled) {
+  CHECK(token >= 0 && static_cast<size_t>(token) < logits.size(), "token={} of {}", token,
+        logits.size());
+  Score(logits, token, k, {}, scratch, sampled);
 }
 
 float PhiloxUniform(uint64_t seed, uint32_t branch, uint32_t position, uint32_t draw) {

@@ -28,6 +28,9 @@ struct SampleRow {
   std::span<const TokenId> output;  // generated before this position
   uint64_t seed = 0;                // resolved: params->seed or the request's own draw
   int32_t branch = 0;
+  // What a grammar allows: bit i % 32 of word i / 32 is token i's, as in XGrammar's bit masks; ids
+  // beyond the words are banned. Empty = all allowed.
+  std::span<const int32_t> allowed_mask;
 };
 
 struct Sampled {
@@ -35,13 +38,16 @@ struct Sampled {
   float logprob = 0;                // log-softmax of the raw logits; 0 if none was asked for
   std::vector<TokenLogprob> top;    // best first, num_logprobs of them
   std::vector<TokenLogprob> asked;  // of params->logprob_token_ids, in their order
-  int32_t rank = 0;  // of the token among all, 1 = the best; 0 if no logprob was asked for
+  // Of the token among all by its raw logit, 1 = the best; of equals the lower ids come first, as
+  // in `top`. 0 if no logprob was asked for.
+  int32_t rank = 0;
 };
 
 // Reused buffers; grows to O(vocab_size).
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<float> values;
+  std::vector<float> logprobs;  // of the raw logits
   std::vector<TokenId> ids;
   std::vector<TokenId> touched;
   std::vector<int32_t> counts;   // [vocab_size], all 0 between calls
@@ -53,7 +59,20 @@ struct SamplerScratch {
 // The uniform of a row is PhiloxUniform(seed, branch, prompt.size() + output.size(), 0) + 2^-25;
 // the token is the first kept one, in order of ids, at which the running share of weights exceeds
 // it. NaN logits never win; a row of NaNs or with nothing allowed gives the lowest allowed id.
+// With num_logprobs >= 0 or any logprob_token_ids (num_logprobs -1 then counts as 0), logprob, top,
+// asked and rank are filled, too.
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch);
+
+// For beam search: the k best tokens, in `sampled.top`; fewer if fewer are allowed. A token's value
+// is its log-softmax (summed in double, then float32) after the edits of processors.h, which are
+// applied to log-probabilities, as transformers does when it searches; no temperature, no filters.
+// Ties go to the lower id; banned tokens and NaN are left out. The rest of `sampled` stays.
+void Candidates(const SampleRow& row, size_t k, SamplerScratch& scratch, Sampled& sampled);
+
+// What the model thought of a known token: fills token, logprob, rank and the k best in `top`, all
+// of the raw logits. `logits`: [vocab_size]. REQUIRES: 0 <= token < vocab_size.
+void ScoreToken(std::span<const float> logits, TokenId token, size_t k, SamplerScratch& scratch,
+                Sampled& sampled);
 
 // Uniform in [0, 1) with 24 bits: draw `draw` at (seed, branch, position). The top 24 bits of the
 // first word of Philox4x32-10 with counter (position, branch, draw, 0) and key (seed low, seed

@@ -11,7 +11,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   const std::array commands = {quire::MakeServe(app), quire::MakeGenerate(app),
                                quire::MakeBench(app), quire::MakeKernels(app),
-                               quire::MakePlan(app),  quire::MakeAdmin(app)};
+                               quire::MakePlan(app),  quire::MakeSimulate(app),
+                               quire::MakeAdmin(app)};
   try {  // CLI11 throws
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,3 @@
+quire_test(speculative_test DEPS scheduler)
+quire_test(draft_control_test DEPS scheduler)
+quire_test(rejection_test DEPS sampling)

@@ -1,0 +1,122 @@
+// scheduler/beam.h -- beam search: which beams go on with which token, which sequences are kept,
+// and when the search ends. Bookkeeping only: no pages, no sequences, no model.
+//
+// Called by commit.cc with the best tokens of each open beam's row; it then forks, reorders and
+// drops the sequences as told. Thread: the engine's.
+//
+// The rules are those of `generate(num_beams=...)` in transformers 5.16, and for groups those of
+// its former group beam search (diverse beam search, arXiv:1610.02424, Hamming diversity):
+// - A sequence's score is the sum of its logprobs / its generated length ^ length_penalty. The
+//   length counts the end token and never the prompt. Diversity penalties stay in the sum.
+// - Of all continuations of a step, the beam_width best ones are looked at for end tokens: these
+//   end and are kept. The beam_width best ones without an end token go on.
+// - With the last allowed token every one of the beam_width best ends and is kept.
+// - Of the kept ones the beam_width best stay.
+// - Groups are searches of beam_width / num_groups beams of their own; only the penalty ties a
+//   group to the ones before it. Their kept sequences are pooled in the end.
+// - One beam is greedy search: it ends with its first end token, however early_stopping is set.
+// Where transformers has placeholders (a beam wider than the vocabulary, scores below -1e9), there
+// are fewer beams here until there are enough continuations, and no sequence is made up.
+//
+// Invariants: ties go to the lower beam, then to the lower token. Time of a step is
+// O(candidates * log beam_width), whatever the vocabulary and the length; memory is at most two
+// nodes of 16 bytes for each beam and step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sampling/params.h"
+#include "sampling/sampler.h"
+#include "scheduler/request.h"
+
+namespace quire {
+
+// A beam of the next step: the one in `parent` of this step, and a token after it.
+struct NextBeam {
+  int32_t parent = 0;
+  TokenId token = 0;
+  float logprob = 0;  // the token's, as its row gave it
+};
+
+struct Hypothesis {
+  std::vector<TokenId> tokens;  // generated; with the end token
+  std::vector<float> logprobs;  // of each token, as the rows gave them
+  float score = 0;
+  FinishReason finish = FinishReason::kLength;  // or kStop
+  TokenId stop_token = -1;                      // the end token; -1: max_tokens was reached
+};
+
+class BeamSearch {
+ public:
+  // REQUIRES: Validate(params, ...) of sampling/params.h is OK; params.on().
+  BeamSearch(const BeamParams& params, const StopConditions& stop);
+
+  // How many of its best tokens a row must give (all it has, if fewer) for an exact result: end
+  // tokens don't go on, and penalties may push tokens of earlier groups out.
+  int32_t num_candidates() const { return num_candidates_; }
+
+  // Rows that the next Advance takes: 1 for the first token, later one for each open beam.
+  int32_t num_rows() const;
+
+  // The next token of each beam: rows[i] are the best tokens after beam i, best first, and without
+  // banned ones. Returns the beams of the next step, in order; empty if the search is done. A beam
+  // may have several successors or none.
+  // REQUIRES: !done(), rows.size() == num_rows().
+  std::vector<NextBeam> Advance(std::span<const std::vector<TokenLogprob>> rows);
+
+  bool done() const { return num_rows() == 0; }
+
+  // The num_return_sequences best, best first; before done() the best so far. Fewer if there are no
+  // more: the vocabulary is too small, or all tokens were banned.
+  std::vector<Hypothesis> Best() const;
+
+ private:
+  struct Node {  // a token and the way back to the first one
+    int64_t parent = -1;
+    TokenId token = 0;
+    float logprob = 0;
+  };
+  struct OpenBeam {
+    int64_t node = -1;
+    double sum = 0;  // logprobs less penalties
+  };
+  struct Kept {
+    int64_t node = -1;
+    double score = 0;
+    bool stopped = false;
+  };
+  struct Candidate {
+    double sum = 0;
+    int32_t beam = 0;  // among the group's
+    TokenLogprob next;
+  };
+  struct Group {
+    std::vector<OpenBeam> open;  // best first; empty = the group is done
+    std::vector<Kept> kept;      // best first, at most width_
+  };
+
+  bool Stops(TokenId token) const;
+  double Score(double sum, int32_t length) const;
+  // Advances one group, whose beams are those from `first_beam` on, and appends its next beams.
+  void AdvanceGroup(Group& group, std::span<const std::vector<TokenLogprob>> rows,
+                    int32_t first_beam, std::vector<NextBeam>& next);
+  // Fills candidates_.
+  void Collect(const Group& group, std::span<const std::vector<TokenLogprob>> rows);
+  void Keep(Group& group, const Candidate& candidate);
+  bool CanImprove(const Group& group) const;
+
+  const BeamParams params_;
+  const int32_t max_tokens_;
+  const size_t width_;               // of a group
+  std::vector<TokenId> end_tokens_;  // sorted, each once
+  int32_t num_candidates_ = 0;
+  int32_t length_ = 0;  // tokens generated by each open beam
+  std::vector<Group> groups_;
+  std::vector<Node> nodes_;
+  std::vector<TokenId> taken_;         // in this step, by the groups so far; sorted
+  std::vector<Candidate> candidates_;  // of one group and step; reused
+};
+
+}  // namespace quire
