@@ -215,6 +215,12 @@ TEST(Simulation, AFullQueueRefusesAndWhatNeverFitsToo) {
   EXPECT_EQ(r.all.good, 3);
 }
 
+TEST(Simulation, StepsOfYearsEndInAnError) {
+  const auto report = Simulate({}, {.fixed = 1e12, .token = 1e12}, **GenerateTrace({}));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(Simulation, GoodRequestsMeetBothGoals) {
   SimulationConfig config;
   config.scheduler.max_num_seqs = 1;
