@@ -11,7 +11,8 @@ if(NOT status EQUAL 0)
                       "Without network copy build/third_party/ from a machine that has it.")
 endif()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-             ${CMAKE_SOURCE_DIR}/deploy/third-party-requirements.txt)
+             ${CMAKE_SOURCE_DIR}/deploy/third-party-requirements.txt
+             ${CMAKE_SOURCE_DIR}/deploy/xgrammar-fixes.py)
 
 file(GLOB_RECURSE xgrammar_sources ${xgrammar_root}/cpp/*.cc)
 list(FILTER xgrammar_sources EXCLUDE REGEX "/cpp/tvm_ffi/")

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Puts XGrammar's source (deploy/third-party-requirements.txt, 2.7 MB) into build/third_party/ and
-# prints the folder. The hash of the archive is checked. Does nothing if it is there.
+# prints the folder. The hash of the archive is checked, then deploy/xgrammar-fixes.py is applied. Does
+# nothing if it is there.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 requirements=$root/deploy/third-party-requirements.txt
 version=$(sed -n 's/^xgrammar==\([^ ]*\) .*/\1/p' "$requirements")
 sha256=$(sed -n 's/^xgrammar==.*sha256:\([0-9a-f]*\)$/\1/p' "$requirements")
+fixes=$root/deploy/xgrammar-fixes.py
 folder=${QUIRE_THIRD_PARTY:-$root/build/third_party}
 target=$folder/xgrammar-$version
 
 # Written last, so that what was interrupted is fetched again.
-if [ "$(cat "$target/fetched.sha256" 2>/dev/null)" != "$sha256" ]; then
+stamp="$sha256 $(sha256sum <"$fixes")"
+if [ "$(cat "$target/fetched" 2>/dev/null)" != "$stamp" ]; then
   mkdir -p "$folder"
   work=$(mktemp -d "$folder/fetch.XXXXXX")
   trap 'rm -rf "$work"' EXIT
@@ -37,8 +40,9 @@ PYTHON
   top=xgrammar-$version
   tar -xzf "$archive" -C "$work" --no-same-owner "$top/cpp" "$top/include" "$top/3rdparty/picojson" \
     "$top/3rdparty/dlpack/include" "$top/3rdparty/dlpack/LICENSE" "$top/LICENSE" "$top/NOTICE"
+  python3 "$fixes" "$work/$top"
   rm -rf "$target"
   mv "$work/xgrammar-$version" "$target"
-  echo "$sha256" >"$target/fetched.sha256"
+  echo "$stamp" >"$target/fetched"
 fi
 echo "$target"

@@ -52,7 +52,6 @@ struct GrammarSpec {
   bool any_whitespace = true;         // else one line, with `separators`
   int32_t max_whitespace = 16;        // longest run of white space; any_whitespace only
   bool strict = true;                 // no properties and items but those that the schema names
-  bool any_order = false;             // properties in any order instead of the schema's
   std::optional<int32_t> indent;      // not any_whitespace: line breaks and this many spaces
   std::string item_separator = ", ";  // not any_whitespace
   std::string key_separator = ": ";

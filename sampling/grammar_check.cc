@@ -106,8 +106,8 @@ class SchemaChecker {
  public:
   SchemaChecker(Json root, const GrammarLimits& limits) : root_(std::move(root)), limits_(limits) {}
 
-  // `path` as in "json_schema.properties.a".
-  absl::Status Check(const Json& schema, const std::string& path) const {
+  // `path` as in "json_schema.properties.a". is_name: of a property's name, always a string.
+  absl::Status Check(const Json& schema, const std::string& path, bool is_name = false) const {
     if (schema.is_bool()) return absl::OkStatus();
     if (!schema.is_object()) {
       return InvalidArgument("{} must be an object or a boolean", path);
@@ -118,7 +118,7 @@ class SchemaChecker {
     if (schema["uniqueItems"].as_bool().value_or(false)) {
       return InvalidArgument("{}.uniqueItems=true is not supported; leave it out", path);
     }
-    RETURN_IF_ERROR(CheckType(schema, path));
+    RETURN_IF_ERROR(CheckType(schema, path, is_name));
     RETURN_IF_ERROR(CheckCounts(schema, path));
     RETURN_IF_ERROR(CheckAlone(schema, path));
     if (schema.Has("enum") && (!schema["enum"].is_array() || schema["enum"].size() == 0)) {
@@ -134,10 +134,10 @@ class SchemaChecker {
   }
 
  private:
-  static absl::Status CheckType(const Json& schema, const std::string& path) {
+  static absl::Status CheckType(const Json& schema, const std::string& path, bool is_name) {
     if (!schema.Has("type")) {
       const char* key = FirstIn(schema, kScalarAssertions);
-      if (key != nullptr && FirstIn(schema, kExclusive) == nullptr) {
+      if (key != nullptr && !is_name && FirstIn(schema, kExclusive) == nullptr) {
         return InvalidArgument("{}.{} needs a type beside it", path, key);
       }
       return absl::OkStatus();
@@ -248,11 +248,14 @@ class SchemaChecker {
         RETURN_IF_ERROR(Check(list.at(i), fmt::format("{}.{}[{}]", path, key, i)));
       }
     }
-    for (const char* key : {"items", "additionalProperties", "unevaluatedProperties",
-                            "unevaluatedItems", "propertyNames"}) {
+    for (const char* key :
+         {"items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems"}) {
       if (schema.Has(key)) {
         RETURN_IF_ERROR(Check(schema[key], fmt::format("{}.{}", path, key)));
       }
+    }
+    if (schema.Has("propertyNames")) {
+      RETURN_IF_ERROR(Check(schema["propertyNames"], path + ".propertyNames", /*is_name=*/true));
     }
     return CheckRequired(schema, path);
   }

@@ -42,11 +42,10 @@ const char* FieldName(GrammarSpec::Kind kind) {
 
 // A spec as a key: equal keys, equal specs.
 std::string CacheKey(const GrammarSpec& spec) {
-  std::string key =
-      fmt::format("{}:{}:{}:{}:{}:{}:{}:{}:{}:{}:", static_cast<int>(spec.kind),
-                  spec.any_whitespace, spec.max_whitespace, spec.strict, spec.any_order,
-                  spec.indent.value_or(-1), spec.item_separator.size(), spec.item_separator,
-                  spec.key_separator.size(), spec.key_separator);
+  std::string key = fmt::format("{}:{}:{}:{}:{}:{}:{}:{}:{}:", static_cast<int>(spec.kind),
+                                spec.any_whitespace, spec.max_whitespace, spec.strict,
+                                spec.indent.value_or(-1), spec.item_separator.size(),
+                                spec.item_separator, spec.key_separator.size(), spec.key_separator);
   key += spec.text;
   for (const std::string& choice : spec.choices) {
     key += fmt::format(":{}:", choice.size());
@@ -65,7 +64,7 @@ std::string ChoiceGrammar(const std::vector<std::string>& choices) {
         text += '\\';
         text += c;
       } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-        text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        text += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
       } else {
         text += c;
       }
@@ -154,7 +153,7 @@ xgrammar::CompiledGrammar GrammarCompiler::Impl::CallCompiler(const GrammarSpec&
       }
       return compiler.CompileJSONSchema(any_object ? R"({"type": "object"})" : spec.text,
                                         spec.any_whitespace, indent, separators,
-                                        !any_object && spec.strict, max_whitespace, spec.any_order);
+                                        !any_object && spec.strict, max_whitespace);
     }
     case GrammarSpec::Kind::kRegex:
       return compiler.CompileRegex(spec.text);

@@ -62,7 +62,7 @@ TEST(Simulation, WaitsAreThoseOfAQueueWithFixedService) {
   config.scheduler.max_num_seqs = 1;
   config.scheduler.max_queued_requests = 1 << 20;
   for (const double load : {0.3, 0.7, 0.85}) {
-    const TraceSpec spec{.requests = 1'000'000,
+    const TraceSpec spec{.requests = load > 0.8 ? 1'000'000 : 200'000,
                          .seed = 5,
                          .rate = load * 1000,
                          .prompt_min = 8,
@@ -87,7 +87,7 @@ TEST(Simulation, WaitsAreThoseOfAQueueWithShortAndLongService) {
   const double s1 = 400, s2 = 5000, p2 = 0.2;
   const double mean = (1 - p2) * s1 + p2 * s2, square = (1 - p2) * s1 * s1 + p2 * s2 * s2;
   const double load = 0.6, rate = load / mean;
-  const TraceSpec spec{.requests = 400'000,
+  const TraceSpec spec{.requests = 300'000,
                        .seed = 6,
                        .rate = rate * 1e6,
                        .prompt_min = 20,
@@ -213,6 +213,12 @@ TEST(Simulation, AFullQueueRefusesAndWhatNeverFitsToo) {
   EXPECT_EQ(r.all.finished, 3);
   EXPECT_EQ(r.all.refused, 8);
   EXPECT_EQ(r.all.good, 3);
+}
+
+TEST(Simulation, StepsOfYearsEndInAnError) {
+  const auto report = Simulate({}, {.fixed = 1e12, .token = 1e12}, **GenerateTrace({}));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Simulation, GoodRequestsMeetBothGoals) {

@@ -36,7 +36,7 @@ std::vector<MeasuredStep> Synthetic(const StepCostModel& cost, int count, double
     for (int32_t p = 0; p < prompts; ++p) {
       const int32_t tokens = random.Between(2, 128), context = random.Between(0, 4000);
       s.prefill_tokens += tokens;
-      s.prefill_keys += tokens * context + tokens * (tokens + 1) / 2;
+      s.prefill_keys += tokens * context + tokens * (tokens + 1) / 2.0;
       s.rows += random.Between(0, 1);
     }
     s.seqs = decodes + prompts;

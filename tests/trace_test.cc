@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -123,6 +124,14 @@ TEST(TraceGenerator, ContradictionsAreNamed) {
   spec = *NamedTrace("chat");
   spec.chat_tokens = 600;
   EXPECT_NE(Message(GenerateTrace(spec).status()).find("chat_tokens=600"), std::string::npos);
+  // Later than 1e12 ms there is nothing.
+  spec = {.requests = 10'000, .rate = 1e-6};
+  const std::unique_ptr<TraceSource> slow = *GenerateTrace(spec);
+  absl::StatusOr<bool> next = true;
+  for (TraceRequest r; next.ok() && *next; next = slow->Next(r)) {
+    ASSERT_LE(r.arrival_us, int64_t{1'000'000'000'000'000});
+  }
+  EXPECT_NE(Message(next.status()).find("raise rate"), std::string::npos) << next.status();
   EXPECT_FALSE(SetField(spec, "rate", "0").ok());
   EXPECT_FALSE(SetField(spec, "rate", "nan").ok());
   EXPECT_FALSE(SetField(spec, "rate", "1x").ok());
@@ -138,7 +147,7 @@ TEST(TraceFile, WhatIsWrittenIsReadBack) {
   spec.tenants = 3;
   spec.priorities = 3;
   int64_t line = 0;
-  for (TraceRequest r : All(spec)) {
+  for (const TraceRequest& r : All(spec)) {
     const auto read = ParseTraceLine(TraceLine(r), ++line);
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(*read, r);

@@ -67,7 +67,9 @@ struct Prepared {
 };
 
 // nullopt: the pool is too small for the shape.
-std::optional<Prepared> Prepare(const GridShape& shape, BlockManager& blocks) {
+std::optional<Prepared> Prepare(const GridShape& shape, ModelRuntime& runtime) {
+  BlockManager& blocks = runtime.block_manager();
+  const int32_t vocab_size = runtime.config().vocab_size;
   Prepared p;
   const RootId root = blocks.InternRoot("measured steps", /*keep=*/false);
   PageId first_page = kNullPage;
@@ -75,12 +77,13 @@ std::optional<Prepared> Prepare(const GridShape& shape, BlockManager& blocks) {
     for (int32_t i = 0; i < part.seqs; ++i) {
       auto seq = std::make_unique<Sequence>();
       const int32_t end = part.context + part.tokens;
+      for (int32_t t = 0; t < end; ++t) seq->tokens.push_back((t * 37 + i * 11) % vocab_size);
       auto request = std::make_shared<Request>();
-      request->prompt.assign(static_cast<size_t>(part.tokens > 1 ? end : end - 1), 300);
+      request->prompt = seq->tokens;
+      if (part.tokens == 1) request->prompt.pop_back();
       request->sampling.temperature = 0;
       request->stop.max_tokens = 1 << 20;
       seq->request = std::move(request);
-      for (int32_t t = 0; t < end; ++t) seq->tokens.push_back(300 + (t * 37 + i * 11) % 1000);
       seq->num_computed_tokens = part.context;
       seq->status = SequenceStatus::kRunning;
       seq->tables = blocks.NewTables(root, {.prompt_tokens = seq->num_prompt_tokens()});
@@ -108,7 +111,7 @@ std::optional<Prepared> Prepare(const GridShape& shape, BlockManager& blocks) {
 }
 
 absl::Status Time(const GridShape& shape, ModelRuntime& runtime, double& us, StepShape& out) {
-  std::optional<Prepared> p = Prepare(shape, runtime.block_manager());
+  std::optional<Prepared> p = Prepare(shape, runtime);
   us = 0;
   if (!p) return absl::OkStatus();
   p->batch.copies = p->touches;

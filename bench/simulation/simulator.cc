@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -16,6 +17,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+// A century, so that no sum of times overflows; a step is never longer than the third of it.
+constexpr int64_t kLongestNs = int64_t{3'000'000'000} * 1'000'000'000;
 
 // What is to be known of a request until it ends.
 struct Live {
@@ -84,6 +87,12 @@ class Simulation {
       }
       const int64_t end_ns = servers_[first]->step_end_ns;
       if (arrival_ns == kNever && end_ns == kNever) break;
+      if (std::min(arrival_ns, end_ns) > kLongestNs) {
+        return InvalidArgument(
+            "{} requests have not ended after a century; lower the cost of a step or raise the "
+            "rate",
+            live_.size());
+      }
       if (arrival_ns <= end_ns) {
         now_ns_ = arrival_ns;
         Arrive(next);
@@ -151,7 +160,8 @@ class Simulation {
     s.output = *model_.Run(s.batch);
     const double us = cost_.StepUs(ShapeOf(s.batch));
     s.step_start_ns = now_ns_;
-    s.step_end_ns = now_ns_ + std::max<int64_t>(1, static_cast<int64_t>(us * 1e3 + 0.5));
+    const double ns = std::min(us * 1e3, static_cast<double>(kLongestNs / 3));
+    s.step_end_ns = now_ns_ + std::max<int64_t>(1, std::llround(ns));
     Watch(s);
   }
 

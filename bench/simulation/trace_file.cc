@@ -1,6 +1,7 @@
 #include "bench/simulation/trace_file.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 
@@ -165,7 +166,7 @@ absl::StatusOr<TraceRequest> ParseTraceLine(std::string_view line, int64_t line_
     return InvalidArgument("arrival_ms={} must be a number in [0, {}]", json["arrival_ms"].Dump(),
                            kMaxArrivalMs);
   }
-  r.arrival_us = static_cast<int64_t>(*arrival * 1e3 + 0.5);
+  r.arrival_us = std::llround(*arrival * 1e3);
   ASSIGN_OR_RETURN(const int64_t output,
                    Whole(json["output_tokens"], "output_tokens", 1, kMaxTraceTokens));
   r.output_tokens = static_cast<int32_t>(output);

@@ -1,6 +1,7 @@
 #include "bench/simulation/trace_generator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -10,6 +11,8 @@ namespace {
 
 // Kinds of ids, see MixId.
 enum : uint64_t { kSystem = 1, kFewShot, kUser, kAnswer };
+
+constexpr double kMaxArrivalUs = 1e15;  // as in a file
 
 class Arrivals {
  public:
@@ -61,6 +64,12 @@ class Generator final : public TraceSource {
   absl::StatusOr<bool> Next(TraceRequest& r) override {
     if (made_ == spec_.requests) return false;
     ++made_;
+    const double at_us =
+        open_.empty() ? next_arrival_us_ : std::min(next_arrival_us_, open_.top().at_us);
+    if (at_us > kMaxArrivalUs) {
+      return InvalidArgument("requests={} come too slowly, number {} after {} seconds; raise rate",
+                             spec_.requests, made_, kMaxArrivalUs / 1e6);
+    }
     if (!open_.empty() && open_.top().at_us <= next_arrival_us_) {
       Chat chat = open_.top();
       open_.pop();
@@ -83,7 +92,8 @@ class Generator final : public TraceSource {
     }
     // Turns are uniform with the mean asked for.
     if (is_chat_) {
-      chat.turns_left = static_cast<int32_t>(1 + 2 * (spec_.turns - 1) * random_.Uniform() + 0.5);
+      chat.turns_left =
+          static_cast<int32_t>(std::lround(1 + 2 * (spec_.turns - 1) * random_.Uniform()));
     }
     NextTurn(std::move(chat), r);
     return true;
