@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -184,8 +185,8 @@ class Harness {
   }
   void Cancel(RequestId id) { Apply(quire::Cancel{.request = id}); }
 
-  // One step; 1 ms passes. False if there was nothing to do.
-  bool Step() {
+  // One step, which takes 1 ms, or what `time` says. False if there was nothing to do.
+  bool Step(const std::function<Clock::duration(const ScheduledBatch&)>& time = nullptr) {
     batch_ = scheduler_->Schedule(events_);
     Deliver();
     const bool ran = !batch_.empty();
@@ -199,7 +200,7 @@ class Harness {
         EXPECT_EQ(batch_.seqs[0].seq->request->id, *clients_.live().begin());
       }
       const absl::StatusOr<StepOutput> output = executor_->Run(batch_);
-      now_ += std::chrono::milliseconds(1);
+      now_ += time == nullptr ? std::chrono::milliseconds(1) : time(batch_);
       if (output.ok()) {
         scheduler_->Commit(batch_, *output, events_);
       } else {
