@@ -43,6 +43,8 @@ add_custom_command(TARGET xgrammar POST_BUILD COMMAND ${CMAKE_OBJCOPY}
   $<TARGET_FILE:xgrammar> VERBATIM)
 
 target_link_libraries(sampling PRIVATE xgrammar)
+# And back: its log and its allocations end in sampling/. Static libraries may form a circle.
+target_link_libraries(xgrammar PRIVATE sampling)
 # The one file that needs a header which XGrammar does not install.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/sampling/grammar_log.cc PROPERTIES
   INCLUDE_DIRECTORIES ${xgrammar_root}/cpp

@@ -4,8 +4,12 @@ namespace quire {
 
 absl::StatusOr<SchedulerOptions> SchedulingOf(const SimulationConfig& config) {
   SchedulerOptions options = config.scheduler;
-  options.preemption =
-      config.preemption_mode == "swap" ? PreemptionMode::kSwap : PreemptionMode::kRecompute;
+  options.preemption = config.preemption_mode == "swap"   ? PreemptionMode::kSwap
+                       : config.preemption_mode == "auto" ? PreemptionMode::kAuto
+                                                          : PreemptionMode::kRecompute;
+  const std::optional<SchedulingPolicy> policy = ParsePolicy(config.policy);
+  if (!policy) return InvalidArgument("policy={} must be one of {}", config.policy, kPolicyNames);
+  options.policy = *policy;
   options.fingerprint = "simulation";
   RETURN_IF_ERROR(Validate(options));
   if (config.block_size != 8 && config.block_size != 16 && config.block_size != 32 &&

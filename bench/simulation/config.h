@@ -18,6 +18,7 @@ namespace quire {
 struct SimulationConfig {
   std::string name;  // in reports: what was changed, "" = nothing
   SchedulerOptions scheduler{.max_model_len = 8192};
+  std::string policy = "fcfs";
   std::string preemption_mode = "recompute";
   // The cache: one group of pages for all layers.
   int32_t block_size = 16;
@@ -48,8 +49,22 @@ struct SimulationConfig {
     visit(FieldInfo{"watermark", "share of the pool that admission leaves free", 0, 0.99},
           s.watermark);
     visit(FieldInfo{"preemption_mode", "what becomes of a preempted sequence's blocks", 0, 0,
-                    "recompute|swap"},
+                    "recompute|swap|auto"},
           c.preemption_mode);
+    visit(FieldInfo{"policy", "whose request is started next", 0, 0,
+                    "fcfs|priority|shortest_first|fair|prefix_aware"},
+          c.policy);
+    visit(FieldInfo{"priority_aging_ms", "priority: waiting that is worth a level", 1, kMaxInt},
+          s.priority_aging_ms);
+    visit(FieldInfo{"shortest_aging_us_per_token",
+                    "shortest_first: waiting that is worth a token less", 1, kMaxInt},
+          s.shortest_aging_us_per_token);
+    visit(FieldInfo{"fair_prompt_weight", "fair: what a token of a prompt counts", 0, 1000},
+          s.fair_prompt_weight);
+    visit(FieldInfo{"long_prefill_token_threshold", "most tokens of a prompt in a step; 0: any", 0,
+                    1 << 20},
+          s.long_prefill_token_threshold);
+    visit(FieldInfo{"target_step_ms", "goal for a step's time; 0: none", 0, 1e9}, s.target_step_ms);
     visit(FieldInfo{"block_size", "tokens per block", 8, 128}, c.block_size);
     visit(FieldInfo{"num_blocks", "blocks of a server's pool", 1, kMaxInt}, c.num_blocks);
     visit(FieldInfo{"host_blocks", "of its host tier", 0, kMaxInt}, c.host_blocks);
