@@ -125,6 +125,11 @@ class SchemaChecker {
       return InvalidArgument("{}.enum must be an array with at least one value", path);
     }
     if (schema.Has("$ref")) RETURN_IF_ERROR(CheckRef(schema["$ref"], path));
+    // Their rules let control characters into the string.
+    if (const auto format = schema["format"].as_string();
+        format == "json-pointer" || format == "relative-json-pointer") {
+      return InvalidArgument("{}.format={} is not supported; leave it out", path, *format);
+    }
     if (schema.Has("pattern")) {
       const auto pattern = schema["pattern"].as_string();
       if (!pattern) return InvalidArgument("{}.pattern must be a string", path);
