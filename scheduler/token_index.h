@@ -24,6 +24,10 @@
 
 namespace quire {
 
+// The shortest match of 2 is a compromise that was measured with guesses of four tokens: of greedy
+// continuations of SmolLM2 (no editing), lengths of 1, 2, 4 guess in 46%, 19%, 6% of steps and 18%,
+// 33%, 61% of the guesses are right; of a text with 3% of its tokens changed they bring 3.95, 3.73,
+// 3.32 tokens a step.
 struct MatchOptions {
   int32_t min_match = 2;        // shortest suffix worth a guess; at least 1
   int32_t max_match = 8;        // longest that is indexed
