@@ -42,7 +42,7 @@ PYTHON
     "$top/3rdparty/dlpack/include" "$top/3rdparty/dlpack/LICENSE" "$top/LICENSE" "$top/NOTICE"
   python3 "$fixes" "$work/$top"
   rm -rf "$target"
-  mv "$work/xgrammar-$version" "$target"
+  mv -T "$work/xgrammar-$version" "$target"
   echo "$stamp" >"$target/fetched"
 fi
 echo "$target"
