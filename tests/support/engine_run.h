@@ -29,6 +29,13 @@ struct EngineSetup {
   int32_t max_num_seqs = 64;
   int32_t budget = 512;
   bool prefix_caching = false;
+  SchedulingPolicy policy = SchedulingPolicy::kFcfs;
+  PreemptionMode preemption = PreemptionMode::kRecompute;
+  int32_t long_prefill_token_threshold = 0;
+  // Guesses: who makes them, and the most in a step.
+  SpeculationMethod speculation = SpeculationMethod::kNone;
+  Proposer* proposer = nullptr;
+  int32_t num_speculative_tokens = 0;
 };
 
 struct Outcome {
@@ -43,6 +50,8 @@ struct Outcome {
   int64_t most_given_back = 0;
   int64_t given_back_at_hit = 0;
   int64_t poisoned_pages = 0;
+  std::map<std::pair<RequestId, int32_t>, float> scores;                   // of beams
+  std::map<RequestId, std::vector<std::pair<int32_t, uint32_t>>> prompts;  // position, bits
 
   int64_t all_cached_tokens() const {
     int64_t sum = 0;
@@ -74,6 +83,7 @@ inline void RunRound(ModelHarness& h, Scheduler& scheduler, const Requests& roun
     run.poisoned_pages += h.PoisonFreed(batch.copies);
     const absl::StatusOr<StepOutput> out = h.executor().Run(batch);
     CHECK(out.ok(), "{}", out.status().ToString());
+    h.now += std::chrono::milliseconds(1);
     scheduler.Commit(batch, *out, events);
     run.poisoned_pages += h.PoisonFreed({});
     const absl::Status audit = scheduler.Audit();
@@ -82,7 +92,15 @@ inline void RunRound(ModelHarness& h, Scheduler& scheduler, const Requests& roun
   for (const TokenEvent& e : events) {
     CHECK(e.error.ok(), "{}", e.error.ToString());
     if (e.kind == TokenEvent::Kind::kAccepted) run.cached_tokens[e.request] = e.stats.cached_tokens;
+    for (const PromptLogprob& p : e.prompt_logprobs) {
+      std::vector<std::pair<int32_t, uint32_t>>& prompt = run.prompts[e.request];
+      prompt.emplace_back(p.position, std::bit_cast<uint32_t>(p.logprob.logprob));
+      for (const TokenLogprob& t : p.logprob.top) {
+        prompt.emplace_back(t.token, std::bit_cast<uint32_t>(t.logprob));
+      }
+    }
     if (e.kind != TokenEvent::Kind::kToken) continue;
+    if (e.finish != FinishReason::kNone) run.scores[{e.request, e.branch}] = e.score;
     BranchOutput& out = run.outputs[{e.request, e.branch}];
     out.tokens.push_back(e.sampled.token);
     out.logprob_bits.push_back(std::bit_cast<uint32_t>(e.sampled.logprob));
@@ -108,7 +126,14 @@ inline Outcome RunRounds(const std::string& model, EngineSetup setup,
   options.max_model_len = LongestSequence(h.config());
   options.enable_prefix_caching = setup.prefix_caching;
   options.rope_regime = [&h](int32_t n) { return RopeRegime(h.config(), n); };
-  Scheduler scheduler(options, h.blocks());
+  options.policy = setup.policy;
+  options.preemption = setup.preemption;
+  options.long_prefill_token_threshold = setup.long_prefill_token_threshold;
+  options.num_speculative_tokens = setup.num_speculative_tokens;
+  // A step takes 1 ms, so that what depends on measured times is the same in each run.
+  Scheduler scheduler(options, h.blocks(), [&h] { return h.now; });
+  scheduler.SetProposer(setup.speculation, setup.proposer);
+  scheduler.SetDefaultSpeculation(setup.speculation);
   Outcome run;
   run.num_groups = static_cast<int32_t>(h.blocks().layout().groups.size());
   run.num_pools = static_cast<int32_t>(h.blocks().layout().pools.size());
@@ -126,8 +151,9 @@ inline std::vector<int32_t> TightPools(const std::string& model, EngineSetup set
   CHECK(opened.ok(), "{}", opened.status().ToString());
   std::vector<int32_t> most;
   for (const auto& r : requests) {
-    const PageNeed need = (*opened)->blocks().WorstCasePages(static_cast<int32_t>(r->prompt.size()),
-                                                             r->stop.max_tokens, r->sampling.n);
+    const PageNeed need = (*opened)->blocks().WorstCasePages(
+        static_cast<int32_t>(r->prompt.size()), r->stop.max_tokens,
+        r->beam.on() ? r->beam.beam_width : r->sampling.n);
     most.resize(need.size());
     for (size_t i = 0; i < need.size(); ++i) most[i] = std::max(most[i], need[i]);
   }

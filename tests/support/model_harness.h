@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -27,6 +28,7 @@ struct HarnessOptions {
   int32_t block_size = 16;
   int32_t num_blocks = 64;           // of every pool
   std::vector<int32_t> pool_blocks;  // of each pool, instead
+  int32_t host_blocks = 0;           // slots of the host tier for each pool; 0 = no tier
   int32_t max_tokens_per_step = 512;
   int32_t max_seqs = 16;
   bool poison = false;  // fill all pages with NaN first, and each again when it is given back
@@ -57,7 +59,12 @@ class ModelHarness {
       h->pools_.emplace_back(num_pages[i], layout.block_size,
                              PagePoolOptions{.record_freed = options.poison});
     }
-    ASSIGN_OR_RETURN(h->storage_, PageStorage::Create(layout, num_pages));
+    std::vector<int32_t> num_host;
+    for (size_t i = 0; i < layout.pools.size() && options.host_blocks > 0; ++i) {
+      num_host.push_back(options.host_blocks);
+      h->host_.emplace_back(options.host_blocks, layout.block_size);
+    }
+    ASSIGN_OR_RETURN(h->storage_, PageStorage::Create(layout, num_pages, {}, num_host));
     if (options.poison) {
       for (size_t i = 0; i < layout.pools.size(); ++i) {
         std::memset(h->storage_->base(static_cast<int32_t>(i)), 0xff,
@@ -65,7 +72,8 @@ class ModelHarness {
       }
     }
     h->blocks_ = std::make_unique<BlockManager>(
-        layout, h->pools_, BlockManagerOptions{.max_step_tokens = options.max_tokens_per_step});
+        layout, h->pools_, BlockManagerOptions{.max_step_tokens = options.max_tokens_per_step},
+        h->host_);
     BatchBuilder builder;
     Arena dry;
     PageStorage none;
@@ -81,6 +89,9 @@ class ModelHarness {
                                                    *h->threads_, dry.peak());
     return h;
   }
+
+  // Of schedulers that are stepped by hand.
+  std::chrono::steady_clock::time_point now{std::chrono::hours(1)};
 
   const ModelConfig& config() const { return config_; }
   Decoder& model() { return *model_; }
@@ -177,6 +188,7 @@ class ModelHarness {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Decoder> model_;
   std::vector<PagePool> pools_;
+  std::vector<PagePool> host_;
   std::unique_ptr<PageStorage> storage_;
   std::unique_ptr<BlockManager> blocks_;
   std::unique_ptr<ModelExecutor> executor_;
