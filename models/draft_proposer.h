@@ -73,7 +73,7 @@ class DraftModelProposer : public Proposer {
 
   // Known tokens of `seq` that a guess now would first have to compute, the last one not counted:
   // DraftPlan::start_us is that times the cost of a row.
-  int32_t NumBehind(const Sequence& seq) const;
+  int32_t NumBehind(const Sequence& seq) const override;
 
   const ModelConfig& config() const { return config_; }
   const Stats& stats() const { return stats_; }

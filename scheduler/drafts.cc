@@ -26,9 +26,9 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
     if (s.num_samples != 1 || s.num_tokens != 1) return;
     DraftPlan& plan = draft_plans_.emplace_back(DraftPlan{.seq = s.seq->id});
     const Request& request = *s.seq->request;
-    if (s.num_candidates > 0 || proposers_[static_cast<size_t>(MethodFor(request))] == nullptr) {
-      continue;
-    }
+    const Proposer* const proposer = proposers_[static_cast<size_t>(MethodFor(request))];
+    if (s.num_candidates > 0 || proposer == nullptr) continue;
+    plan.start_us = proposer->NumBehind(*s.seq) * us_per_draft_;
     const SpeculationParams& asked = request.speculation;
     // The step's own sample is a token, too.
     plan.max_tokens = std::min({options_.num_speculative_tokens,

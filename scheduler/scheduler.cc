@@ -62,6 +62,9 @@ absl::StatusOr<PinInfo> Scheduler::PinPrefix(const std::vector<TokenId>& tokens,
 
 void Scheduler::FlushPrefixes(const std::optional<std::string>& cache_salt) {
   CHECK(in_flight_.empty(), "FlushPrefixes during a step");
+  for (Proposer* const proposer : proposers_) {
+    if (proposer != nullptr) proposer->Flush(cache_salt ? &*cache_salt : nullptr);
+  }
   blocks_.Flush(cache_salt ? RootKeyPrefix(options_.fingerprint, *cache_salt) : std::string());
 }
 

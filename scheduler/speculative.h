@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -70,6 +71,12 @@ class Proposer {
   // sequences whose request this proposer serves or may learn from; told or not, what Propose
   // gives is a right answer, but a proposer that learns from outputs learns only what it is told.
   virtual void OnTokens(const Sequence& /*seq*/, std::span<const TokenId> /*fresh*/) {}
+
+  // Known tokens of `seq`, the last one not counted, that a guess now would first have to compute.
+  virtual int32_t NumBehind(const Sequence& /*seq*/) const { return 0; }
+
+  // What was learnt of others' texts is forgotten: of all (null), or of one cache_salt.
+  virtual void Flush(const std::string* /*cache_salt*/) {}
 
   // The sequence is gone: whatever is kept for it is freed. Ids that were never seen are ignored.
   virtual void OnEnd(SequenceId /*seq*/) {}

@@ -53,7 +53,7 @@ class SuffixProposer : public Proposer {
 
   // Forgets the outputs of one salt, whatever the tenant, or all; what live sequences have not
   // handed in yet is theirs and stays. Goes with flushes of the prefix cache.
-  void Flush(const std::string* cache_salt);
+  void Flush(const std::string* cache_salt) override;
 
   size_t num_scopes() const { return scopes_.size(); }
   int64_t num_tokens() const { return num_tokens_; }  // kept, as counted against max_tokens
