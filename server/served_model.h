@@ -33,6 +33,8 @@ struct ServedModel {
   int32_t default_max_tokens = 0;  // 0 = what is left of max_model_len
   size_t max_message_bytes = 0;
   std::vector<TokenId> eos_token_ids;
+  // Whether a request may ask for guesses by `draft`; ngram and suffix are always there.
+  bool has_draft_model = false;
 };
 
 }  // namespace quire

@@ -1,0 +1,5 @@
+quire_test(beam_test DEPS scheduler)
+quire_test(beam_transformers_test DEPS scheduler)
+quire_test(beam_golden_test DEPS models)
+quire_test(beam_params_test DEPS sampling)
+quire_test(candidates_test DEPS sampling)
