@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "sampling/grammar.h"
+#include "sampling/rejection.h"
 #include "scheduler/sequence.h"
 
 namespace quire {
@@ -179,6 +180,9 @@ size_t ModelExecutor::AddSampleTasks(const ScheduledSeq& s, int32_t seq_index, s
       task.mask_words = words;
       masks_.resize(masks_.size() + words);
       grammar->FillMask(std::span(masks_).subspan(task.mask, words));
+      // Where nothing but an end fits, min_tokens gives way.
+      task.must_end = s.seq->num_output_tokens() + d < s.seq->request->sampling.min_tokens &&
+                      grammar->MustEnd();
     }
     for (int32_t k = 0; k < s.num_samples; ++k) {
       task.out = output.rows.size();
@@ -212,7 +216,7 @@ void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
   const SampleRow row{
       .logits = logits,
       .params = &seq.request->sampling,
-      .stop = &seq.request->stop,
+      .stop = task.must_end ? nullptr : &seq.request->stop,
       .prompt = tokens.first(prompt),
       .output = tokens.subspan(prompt),
       .seed = seq.request->seed,
@@ -220,6 +224,12 @@ void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
       .allowed_mask = std::span<const int32_t>(masks_).subspan(task.mask, task.mask_words)};
   if (s.num_candidates > 0) {
     Candidates(row, static_cast<size_t>(s.num_candidates), scratch, out.sampled);
+  } else if (seq.request->speculation.rejection_sampling && out.draft < s.num_drafts &&
+             !seq.request->sampling.greedy()) {
+    const TokenId guess = seq.tokens[static_cast<size_t>(seq.num_tokens() + out.draft)];
+    const DraftVerdict verdict = VerifyPointDraft(DistributionOf(row, scratch), guess, row.seed,
+                                                  row.branch, static_cast<uint32_t>(tokens.size()));
+    out.sampled = SampleKnown(row, verdict.token, scratch);
   } else {
     out.sampled = Sample(row, scratch);
   }

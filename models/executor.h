@@ -64,6 +64,7 @@ class ModelExecutor : public Executor {
     bool is_prompt = false;
     size_t mask = 0;        // into masks_
     size_t mask_words = 0;  // 0: everything is allowed
+    bool must_end = false;  // the grammar allows nothing but an end
   };
   size_t AddPromptTasks(const ScheduledSeq& s, int32_t seq_index, size_t row, StepOutput& output);
   size_t AddSampleTasks(const ScheduledSeq& s, int32_t seq_index, size_t row, StepOutput& output);

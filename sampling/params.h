@@ -101,6 +101,10 @@ struct SpeculationParams {
   SpeculationMethod method = SpeculationMethod::kServerDefault;
   int32_t num_tokens = 0;        // most drafts in a chain and step; 0: as the server is set
   int32_t branching_factor = 1;  // chains that differ in their first token; > 1: a tree
+  // Accept guesses by rejection sampling (sampling/rejection.h) instead of by equality with the
+  // target's own sample. The outputs have the same distribution, but NOT the same tokens as without
+  // guesses: contract C1 does not hold for such a request.
+  bool rejection_sampling = false;
 
   template <typename Self, typename Visitor>
   static void VisitFields(Self& p, Visitor&& visit) {

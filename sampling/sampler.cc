@@ -108,8 +108,12 @@ TokenId Choose(const SampleRow& row, SamplerScratch& scratch) {
 
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch) {
   DCHECK(!row.logits.empty() && row.params != nullptr);
+  return SampleKnown(row, Choose(row, scratch), scratch);
+}
+
+Sampled SampleKnown(const SampleRow& row, TokenId token, SamplerScratch& scratch) {
   Sampled sampled;
-  sampled.token = Choose(row, scratch);
+  sampled.token = token;
   const SamplingParams& params = *row.params;
   if (params.num_logprobs >= 0 || !params.logprob_token_ids.empty()) {
     Score(row.logits, sampled.token, static_cast<size_t>(std::max(0, params.num_logprobs)),

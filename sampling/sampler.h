@@ -63,6 +63,9 @@ struct SamplerScratch {
 // asked and rank are filled, too.
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch);
 
+// As Sample, for a token that was chosen in another way.
+Sampled SampleKnown(const SampleRow& row, TokenId token, SamplerScratch& scratch);
+
 // For beam search: the k best tokens, in `sampled.top`; fewer if fewer are allowed. A token's value
 // is its log-softmax (summed in double, then float32) after the edits of processors.h, which are
 // applied to log-probabilities, as transformers does when it searches; no temperature, no filters.

@@ -52,6 +52,7 @@ void Scheduler::Commit(const ScheduledBatch& batch, const StepOutput& output,
                        events);
     prompt_row += num_prompt_rows;
     if (planned.num_drafts > 0) {
+      s.live->forked = true;  // only a single branch is guessed for before it has a token
       CommitDrafts(in_flight, i, rows_of, events);
       continue;
     }
@@ -159,7 +160,9 @@ void Scheduler::AppendToken(const LiveSeq& s, const Sampled& sampled,
                    .num_output_tokens = num_output};
   // The sampler bans stop tokens before min_tokens new ones; one that comes all the same (an
   // allow-list of nothing else) is a token like others.
-  const bool may_stop = num_output > s.live->request->sampling.min_tokens;
+  // With a grammar an end is only chosen where it may come, or where nothing else may.
+  const bool may_stop =
+      num_output > s.live->request->sampling.min_tokens || s.seq->grammar != nullptr;
   if (may_stop && (Contains(stop.eos_token_ids, sampled.token) ||
                    Contains(stop.stop_token_ids, sampled.token))) {
     event.stop_token = sampled.token;

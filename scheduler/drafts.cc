@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/container/inlined_vector.h"
+#include "sampling/grammar.h"
 #include "scheduler/scheduler.h"
 
 namespace quire {
@@ -18,16 +19,18 @@ SpeculationMethod Scheduler::MethodFor(const Request& request) const {
 // Guesses take rows, tokens and pages that nobody else wants; they preempt nobody. Steps with
 // prompts have enough to compute. States can't be taken back to any token.
 void Scheduler::PlanDrafts(ScheduledBatch& batch) {
-  if (options_.num_speculative_tokens == 0 || blocks_.has_state()) return;
+  if (blocks_.has_state()) return;
+  for (size_t i = 0; i < batch.seqs.size(); ++i) AddForced(i, batch);
+  if (options_.num_speculative_tokens == 0) return;
   if (cost_.us_per_token() <= 0) return;  // no step was measured yet
   draft_plans_.clear();
   for (size_t i = 0; i < batch.seqs.size(); ++i) {
     const ScheduledSeq& s = batch.seqs[i];
-    if (s.num_samples != 1 || s.num_tokens != 1) return;
+    if (s.num_samples != 1 || s.num_tokens != 1 + s.num_drafts) return;
     DraftPlan& plan = draft_plans_.emplace_back(DraftPlan{.seq = s.seq->id});
     const Request& request = *s.seq->request;
     const Proposer* const proposer = proposers_[static_cast<size_t>(MethodFor(request))];
-    if (s.num_candidates > 0 || proposer == nullptr) continue;
+    if (s.num_candidates > 0 || s.num_drafts > 0 || proposer == nullptr) continue;
     plan.start_us = proposer->NumBehind(*s.seq) * us_per_draft_;
     const SpeculationParams& asked = request.speculation;
     // The step's own sample is a token, too.
@@ -44,6 +47,29 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
   for (size_t m = 0; m < proposers_.size(); ++m) {
     if (proposers_[m] != nullptr) Propose(static_cast<SpeculationMethod>(m), batch);
   }
+}
+
+// What the grammar forces is as good as known, though not how it is cut into tokens: it is guessed
+// whatever the cost of a row. Uses no proposer, and is no evidence for any.
+void Scheduler::AddForced(size_t index, ScheduledBatch& batch) {
+  const ScheduledSeq& s = batch.seqs[index];
+  const Sequence& seq = *s.seq;
+  if (seq.grammar == nullptr || token_text_.encode == nullptr) return;
+  if (s.num_samples != 1 || s.num_tokens != 1 || s.num_candidates > 0) return;
+  const int32_t most =
+      std::min({kMaxSpeculativeTokens, max_rows_ - rows_used_, step_budget_ - batch.num_tokens,
+                seq.request->stop.max_tokens - seq.num_output_tokens() - 1});
+  if (most <= 0 || seq.request->speculation.method == SpeculationMethod::kNone) return;
+  const std::string forced = seq.grammar->ForcedText();
+  if (forced.empty()) return;
+  const std::span<const TokenId> output =
+      std::span<const TokenId>(seq.tokens).subspan(seq.request->prompt.size());
+  const DraftChain chain{ForcedTokens(forced, output, most, token_text_)};
+  if (chain.tokens.empty()) return;
+  const int64_t before = counters_.draft_tokens;
+  AddDrafts(index, {&chain, 1}, batch);
+  counters_.forced_draft_tokens += counters_.draft_tokens - before;
+  in_flight_[index].forced = true;
 }
 
 void Scheduler::Propose(SpeculationMethod method, ScheduledBatch& batch) {
@@ -183,7 +209,7 @@ void Scheduler::CommitDrafts(std::span<const InFlight> in_flight, size_t index,
   main.tokens.resize(known);
 
   live.stats.draft_tokens += num_computed;
-  draft_control_.OnVerified(main.id, drafted, chain, right);
+  if (!in_flight[index].forced) draft_control_.OnVerified(main.id, drafted, chain, right);
   // The last token may end the branch, and with it the request.
   const SequenceId id = main.id;
   const int32_t branch = main.branch;

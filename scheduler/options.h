@@ -55,7 +55,8 @@ struct SchedulerOptions {
   // it. 0 = none.
   double target_step_ms = 0;
 
-  // Most guesses per sequence and step; 0 = no speculation, whatever a request asks for.
+  // Most guesses per sequence and step; 0 = no speculation, whatever a request asks for. (What a
+  // grammar forces is jumped all the same.)
   int32_t num_speculative_tokens = 0;
 
   // What else than tokens decides a page's content: the model, its compute type and its kernel.

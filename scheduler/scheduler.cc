@@ -166,6 +166,9 @@ absl::Status Scheduler::Audit() const {
           branch.finish != FinishReason::kNone) {
         return broken("S2: request {} branch {} is not in its set", id, seq.branch);
       }
+      if (!live->forked && seq.num_output_tokens() > 0) {
+        return broken("S2: request {} has said something and is not past its prompt", id);
+      }
       if (seq.num_drafts != 0) {
         return broken("S1: request {} branch {} has {} guesses", id, seq.branch, seq.num_drafts);
       }

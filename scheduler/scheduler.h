@@ -62,6 +62,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "paged_cache/block_manager.h"
+#include "sampling/forced_tokens.h"
 #include "scheduler/batch.h"
 #include "scheduler/draft_control.h"
 #include "scheduler/live_request.h"
@@ -120,6 +121,8 @@ class Scheduler {
   // is taken away. default_method: of requests that don't say.
   void SetProposer(SpeculationMethod method, Proposer* proposer);
   void SetDefaultSpeculation(SpeculationMethod method) { default_speculation_ = method; }
+  // How text becomes tokens, for what grammars force (jump-forward); without it nothing is jumped.
+  void SetTokenText(TokenText token_text) { token_text_ = std::move(token_text); }
 
   SchedulerStats stats() const;
   const SchedulerOptions& options() const { return options_; }
@@ -153,6 +156,7 @@ class Scheduler {
     LiveRequest* live = nullptr;
     Sequence* seq = nullptr;
     const Sequence* main = nullptr;  // of a fork that computes another chain of guesses for it
+    bool forced = false;             // its guesses are what its grammar forces
   };
 
   // admission.cc: from a command to the queue, and out of it.
@@ -192,6 +196,7 @@ class Scheduler {
 
   // drafts.cc: guesses, in the batch and out of it.
   void PlanDrafts(ScheduledBatch& batch);
+  void AddForced(size_t index, ScheduledBatch& batch);
   void Propose(SpeculationMethod method, ScheduledBatch& batch);
   void AddDrafts(size_t index, std::span<const DraftChain> chains, ScheduledBatch& batch);
   void CommitDrafts(std::span<const InFlight> in_flight, size_t index,
@@ -247,6 +252,7 @@ class Scheduler {
   SpeculationMethod default_speculation_ = SpeculationMethod::kNone;
   std::array<Proposer*, kNumSpeculationMethods> proposers_{};
   DraftControl draft_control_;
+  TokenText token_text_;
   double us_per_draft_ = 0;                   // what a proposer takes for a guess
   std::vector<DraftPlan> draft_plans_;        // by index in the batch; reused every step
   std::vector<DraftRequest> draft_requests_;  // and these

@@ -40,8 +40,9 @@ struct SchedulerStats {
   int64_t beam_forks = 0;    // beams that share their parent's pages with a sibling
   int64_t draft_tokens = 0;  // guesses computed
   int64_t accepted_draft_tokens = 0;
-  int64_t draft_chains = 0;  // second and further chains of trees
-  double step_fixed_us = 0;  // as fitted: see StepCost
+  int64_t forced_draft_tokens = 0;  // of draft_tokens: what grammars forced
+  int64_t draft_chains = 0;         // second and further chains of trees
+  double step_fixed_us = 0;         // as fitted: see StepCost
   double step_us_per_token = 0;
   // Prefix cache, in tokens; each request is counted once, when it is first scheduled.
   int64_t prefix_query_tokens = 0;  // prompt tokens asked for

@@ -224,6 +224,68 @@ TEST(Guesses, AreCountedByRequest) {
   EXPECT_GT(drafted, accepted);
 }
 
+// An end token, max_tokens and a stop string, each in the middle of a run of right guesses: what
+// comes after it is in no token, logprob or count.
+TEST(Guesses, I03_NothingComesAfterTheEndOfARun) {
+  for (int32_t length = 1; length <= 20; ++length) {
+    HarnessOptions with, without;
+    with.num_pages = 256;
+    with.scheduler.num_speculative_tokens = 8;
+    without = with;
+    with.percent_right = 100;
+    Harness h(with);
+    Harness plain(without);
+    Request alone;
+    alone.prompt = Iota(0, 5);
+    alone.stop.max_tokens = 30;
+    alone.seed = 7;
+    const std::vector<TokenId> all = Expected(alone, 0);
+    for (Harness* const x : {&h, &plain}) {
+      Request by_length = x->Make(Iota(0, 5), length);
+      Request by_eos = x->Make(Iota(0, 5), 30);
+      by_eos.stop.eos_token_ids = {all[static_cast<size_t>(length) - 1]};
+      x->Submit(std::move(by_length));
+      ASSERT_TRUE(x->RunUntilIdle());
+      x->Submit(std::move(by_eos));
+      ASSERT_TRUE(x->RunUntilIdle());
+      // The edge finds a stop string in what a step brought, maybe behind it.
+      const RequestId cut = x->Submit(Iota(0, 5), 30);
+      while (static_cast<int32_t>(x->seen(cut).outputs[0].size()) < length) x->Step();
+      x->Apply(Finish{.request = cut, .branch = 0, .num_output_tokens = length});
+      x->ExpectOutputsAsSolo();
+      x->ExpectIdleAndClean();
+    }
+    for (RequestId id = 1; id <= 3; ++id) {
+      EXPECT_EQ(h.seen(id).outputs, plain.seen(id).outputs);
+      EXPECT_EQ(h.seen(id).finish, plain.seen(id).finish);
+      EXPECT_EQ(h.seen(id).stats.completion_tokens, plain.seen(id).stats.completion_tokens);
+    }
+    EXPECT_EQ(h.seen(3).outputs[0].size(), static_cast<size_t>(length));
+    if (length > 10) {
+      EXPECT_GT(h.stats().accepted_draft_tokens, length);
+    }
+  }
+}
+
+// The case's own pool: guesses want blocks that only one of two can have.
+TEST(Guesses, C08_GuessesNeverStandInLine) {
+  for (const bool guesses : {true, false}) {
+    HarnessOptions o;
+    o.scheduler.num_speculative_tokens = 8;
+    o.percent_right = guesses ? 50 : -1;
+    o.num_pages = 7;
+    o.block_size = 4;
+    o.scheduler.watermark = 0;
+    Harness h(o);
+    h.Submit(Iota(0, 16), 4);  // ends at a block's border: 4 blocks and one more
+    h.Submit(Iota(100, 12), 4);
+    ASSERT_TRUE(h.RunUntilIdle(60));
+    h.ExpectOutputsAsSolo();
+    h.ExpectIdleAndClean();
+    EXPECT_EQ(h.stats().draft_tokens > 0, guesses);
+  }
+}
+
 // Four beams hold the prompt once and little more than four samples would.
 TEST(Beams, CostPagesLikeSamples) {
   const auto peak = [](bool beams) {

@@ -36,6 +36,7 @@ struct EngineSetup {
   SpeculationMethod speculation = SpeculationMethod::kNone;
   Proposer* proposer = nullptr;
   int32_t num_speculative_tokens = 0;
+  TokenText token_text;  // for what grammars force
 };
 
 struct Outcome {
@@ -134,6 +135,7 @@ inline Outcome RunRounds(const std::string& model, EngineSetup setup,
   Scheduler scheduler(options, h.blocks(), [&h] { return h.now; });
   scheduler.SetProposer(setup.speculation, setup.proposer);
   scheduler.SetDefaultSpeculation(setup.speculation);
+  scheduler.SetTokenText(setup.token_text);
   Outcome run;
   run.num_groups = static_cast<int32_t>(h.blocks().layout().groups.size());
   run.num_pools = static_cast<int32_t>(h.blocks().layout().pools.size());
