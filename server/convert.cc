@@ -1,24 +1,23 @@
 // server/convert.cc -- see convert.h.
 #include "server/convert.h"
 
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
+#include <absl/strings/numbers.h>
 
 #include <algorithm>
 #include <random>
-#include <type_traits>
 
 #include "base/json.h"
 #include "sampling/stop.h"
+#include "server/convert_decoding.h"
+#include "server/convert_fields.h"
 #include "server/retention.h"
 
 namespace quire {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-
-constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxNameBytes = 128;  // of request ids and tenants
+constexpr int32_t kMaxPriority = 1000;
+constexpr int32_t kMaxPromptLogprobs = 20;  // as num_logprobs
 constexpr size_t kMaxChatMessages = 4096;
 
 // Random per process: ids that the server makes don't repeat after a restart.
@@ -37,47 +36,6 @@ uint64_t DrawSeed() {
     return std::mt19937_64(seeds);
   }();
   return generator();
-}
-
-// The submessages in which a sampling field may live, with their names in GenerateRequest.
-struct Part {
-  const char* path;
-  const Message* message;
-};
-std::vector<Part> SamplingParts(const pb::GenerateRequest& r) {
-  return {{"sampling", &r.sampling()}, {"stopping", &r.stopping()}, {"response", &r.response()}};
-}
-
-// "temperature=5 is ..." becomes "sampling.temperature=5 is ...".
-absl::Status WithPath(const absl::Status& status, const pb::GenerateRequest& r) {
-  if (status.ok()) return status;
-  const std::string message = quire::Message(status);
-  const std::string name = message.substr(0, message.find_first_of("=[. "));
-  for (const Part& part : SamplingParts(r)) {
-    if (part.message->GetDescriptor()->FindFieldByName(name) != nullptr) {
-      return absl::Status(status.code(), fmt::format("{}.{}", part.path, message));
-    }
-  }
-  return status;
-}
-
-template <typename T>
-void ReadField(const Message& message, const FieldDescriptor* field, T& member) {
-  const google::protobuf::Reflection* const reflection = message.GetReflection();
-  if (!reflection->HasField(message, field)) return;  // the default stays
-  if constexpr (std::is_same_v<T, float>) {
-    member = reflection->GetFloat(message, field);
-  } else {
-    static_assert(std::is_same_v<T, int32_t>, "map this type, too");
-    member = reflection->GetInt32(message, field);
-  }
-}
-
-template <typename T>
-bool HasType(const FieldDescriptor* field) {
-  return field->has_presence() &&
-         field->cpp_type() == (std::is_same_v<T, float> ? FieldDescriptor::CPPTYPE_FLOAT
-                                                        : FieldDescriptor::CPPTYPE_INT32);
 }
 
 absl::Status CheckId(uint32_t id, const ServedModel& model, std::string_view path, int i) {
@@ -189,13 +147,7 @@ absl::Status ResolveMaxTokens(const pb::GenerateRequest& r, const ServedModel& m
 
 absl::Status ReadSampling(const pb::GenerateRequest& r, const ServedModel& model,
                           SamplingParams& params) {
-  SamplingParams::VisitFields(params, [&](std::string_view name, auto& member, auto, auto) {
-    for (const Part& part : SamplingParts(r)) {
-      const FieldDescriptor* const field =
-          part.message->GetDescriptor()->FindFieldByName(std::string(name));
-      if (field != nullptr) ReadField(*part.message, field, member);
-    }
-  });
+  ReadFields(r, params);
   const pb::SamplingParams& s = r.sampling();
   if (s.has_seed()) params.seed = s.seed();
   for (const auto& [id, bias] : s.logit_bias()) params.logit_bias.emplace_back(id, bias);
@@ -207,7 +159,8 @@ absl::Status ReadSampling(const pb::GenerateRequest& r, const ServedModel& model
                             fmt::format("sampling.bad_words[{}].ids", i),
                             params.bad_words.emplace_back()));
   }
-  return absl::OkStatus();
+  return ReadIds(s.logprob_token_ids(), model, "sampling.logprob_token_ids",
+                 params.logprob_token_ids);
 }
 
 absl::Status ReadStopping(const pb::StoppingOptions& s, const ServedModel& model,
@@ -236,55 +189,89 @@ absl::Status ReadTimeouts(const pb::SchedulingOptions& s, const Arrival& arrival
   return absl::OkStatus();
 }
 
+absl::Status CheckName(std::string_view field, const std::string& name) {
+  if (name.size() > kMaxNameBytes) {
+    return InvalidArgument("{} has {} bytes, limit is {}", field, name.size(), kMaxNameBytes);
+  }
+  for (const char c : name) {
+    if (c <= ' ' || c > '~') {
+      return InvalidArgument("{} has a byte 0x{:02x}, must be printable ASCII without spaces",
+                             field, static_cast<uint8_t>(c));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the policies read; fields win over metadata.
+absl::Status ReadPolicyFields(const pb::SchedulingOptions& s, const Arrival& arrival,
+                              Request& request) {
+  const char* name = "scheduling.priority";
+  if (s.has_priority()) {
+    request.priority = s.priority();
+  } else if (!arrival.priority.empty()) {
+    name = "x-priority";
+    if (!absl::SimpleAtoi(arrival.priority, &request.priority)) {
+      return InvalidArgument("x-priority={} is not a whole number in [-{}, {}]",
+                             arrival.priority.substr(0, kMaxNameBytes), kMaxPriority, kMaxPriority);
+    }
+  }
+  if (request.priority < -kMaxPriority || request.priority > kMaxPriority) {
+    return InvalidArgument("{}={} is outside [-{}, {}]; the default is 0", name, request.priority,
+                           kMaxPriority, kMaxPriority);
+  }
+  const bool by_field = !s.tenant().empty();
+  request.tenant = by_field ? s.tenant() : arrival.tenant;
+  return CheckName(by_field ? "scheduling.tenant" : "x-tenant-id", request.tenant);
+}
+
+absl::Status ReadPromptLogprobs(const pb::ResponseOptions& response, Request& request) {
+  if (!response.has_prompt_logprobs()) return absl::OkStatus();
+  request.prompt_logprobs = response.prompt_logprobs();
+  if (request.prompt_logprobs >= -1 && request.prompt_logprobs <= kMaxPromptLogprobs) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("response.prompt_logprobs={} is outside [-1, {}]; the default is -1",
+                         request.prompt_logprobs, kMaxPromptLogprobs);
+}
+
 absl::Status ReadRequestId(const std::string& id, const Arrival& arrival, Generation& generation) {
   if (id.empty()) {
     generation.client_id = fmt::format("quire-{:016x}", arrival.id ^ ServerNonce());
     return absl::OkStatus();
   }
-  if (id.size() > kMaxRequestIdBytes) {
-    return InvalidArgument("request_id has {} bytes, limit is {}", id.size(), kMaxRequestIdBytes);
-  }
-  for (const char c : id) {
-    if (c <= ' ' || c > '~') {
-      return InvalidArgument(
-          "request_id has a byte 0x{:02x}, must be printable ASCII without spaces",
-          static_cast<uint8_t>(c));
-    }
-  }
+  RETURN_IF_ERROR(CheckName("request_id", id));
   generation.client_id = id;
   return absl::OkStatus();
 }
 
-// What a unary answer may take at most, by what was asked for; text is counted at 8 bytes a token.
-absl::Status CheckUnarySize(const Request& request, const Generation& g, const ServedModel& model) {
-  const int64_t k = request.sampling.num_logprobs;
+int64_t LogprobBytes(int64_t num_logprobs, int64_t num_asked) {
+  return num_logprobs < 0 && num_asked == 0
+             ? 0
+             : 19 + 14 * (std::max<int64_t>(0, num_logprobs) + num_asked);
+}
+
+// What an answer that is kept whole may take at most, by what was asked for: a unary one, and all
+// candidates of one that is told at the end. Text is counted at 8 bytes a token.
+absl::Status CheckAnswerSize(const Request& request, const Generation& g, const ServedModel& model,
+                             bool unary) {
+  const SamplingParams& sampling = request.sampling;
   const int64_t per_token =
-      (g.want_text ? 8 : 0) + (g.want_token_ids ? 5 : 0) + (k >= 0 ? 16 + 14 * k : 0);
-  const int64_t bytes = per_token * request.stop.max_tokens * request.sampling.n;
+      (g.want_text ? 8 : 0) + (g.want_token_ids ? 5 : 0) +
+      (g.hide_logprobs ? 0
+                       : LogprobBytes(sampling.num_logprobs,
+                                      static_cast<int64_t>(sampling.logprob_token_ids.size())));
+  const int64_t outputs = std::max(sampling.n, g.num_outputs());
+  int64_t bytes = per_token * request.stop.max_tokens * outputs;
+  if (unary) {
+    bytes += static_cast<int64_t>(request.prompt.size()) * LogprobBytes(request.prompt_logprobs, 0);
+  }
   if (bytes <= static_cast<int64_t>(model.max_message_bytes)) return absl::OkStatus();
   return InvalidArgument(
       "the answer may take {} bytes (max_tokens={}, n={}, num_logprobs={}), limit is {} "
-      "(max_message_bytes); use Generate, which streams it",
-      bytes, request.stop.max_tokens, request.sampling.n, k, model.max_message_bytes);
-}
-
-double Ms(int64_t us) { return static_cast<double>(us) / 1e3; }
-uint32_t U32(int64_t v) { return static_cast<uint32_t>(v); }
-
-template <typename Message>
-void Append(Message& out, const Delta& delta) {
-  out.mutable_text()->append(delta.text);
-  for (const TokenId id : delta.token_ids) out.add_token_ids(U32(id));
-  for (const Sampled& sampled : delta.logprobs) {
-    pb::Logprobs& logprobs = *out.add_logprobs();
-    logprobs.set_token_id(U32(sampled.token));
-    logprobs.set_logprob(sampled.logprob);
-    for (const TokenLogprob& entry : sampled.top) {
-      pb::TokenLogprob& top = *logprobs.add_top();
-      top.set_token_id(U32(entry.token));
-      top.set_logprob(entry.logprob);
-    }
-  }
+      "(max_message_bytes); {}",
+      bytes, request.stop.max_tokens, outputs, sampling.num_logprobs, model.max_message_bytes,
+      g.told_at_end() ? "lower max_tokens: candidates are kept until all have ended"
+                      : "use Generate, which streams it");
 }
 
 }  // namespace
@@ -299,7 +286,12 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
   auto request = std::make_shared<Request>();
   request->id = arrival.id;
   RETURN_IF_ERROR(ReadRequestId(r.request_id(), arrival, g));
+  if (!r.lora_name().empty()) {
+    return InvalidArgument("lora_name={} can't be used, no adapters are served; leave it out",
+                           r.lora_name().substr(0, kMaxNameBytes));
+  }
   RETURN_IF_ERROR(ReadTimeouts(r.scheduling(), arrival, *request, g));
+  RETURN_IF_ERROR(ReadPolicyFields(r.scheduling(), arrival, *request));
   RETURN_IF_ERROR(ReadSampling(r, model, request->sampling));
   RETURN_IF_ERROR(ReadStopping(r.stopping(), model, request->stop, g));
   g.want_text = !r.response().has_text() || r.response().text();
@@ -314,31 +306,25 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
   request->stop.max_tokens =
       r.stopping().has_max_tokens() ? r.stopping().max_tokens() : std::max(1, model.max_model_len);
   RETURN_IF_ERROR(WithPath(Validate(request->sampling, request->stop, model.vocab_size), r));
+  RETURN_IF_ERROR(ReadPromptLogprobs(r.response(), *request));
+  RETURN_IF_ERROR(ReadDecoding(r, model, *request, g));
   RETURN_IF_ERROR(ReadPrompt(r, model, request->prompt));
   RETURN_IF_ERROR(ResolveMaxTokens(r, model, static_cast<int64_t>(request->prompt.size()),
                                    request->stop.max_tokens));
   RETURN_IF_ERROR(WithPath(Validate(request->sampling, request->stop, model.vocab_size), r));
-  if (unary) RETURN_IF_ERROR(CheckUnarySize(*request, g, model));
+  g.request = request;
+  if (unary || g.told_at_end()) RETURN_IF_ERROR(CheckAnswerSize(*request, g, model, unary));
   request->retention = ToPolicy(retention, static_cast<int32_t>(request->prompt.size()));
   request->client_id = g.client_id;
   request->seed = request->sampling.seed.has_value() ? *request->sampling.seed : DrawSeed();
-  g.request = std::move(request);
   return g;
 }
 
 std::vector<std::string> SamplingFieldsWithoutTwin() {
   std::vector<std::string> missing;
-  const pb::GenerateRequest r;
-  SamplingParams params;
-  SamplingParams::VisitFields(params, [&](std::string_view name, auto& member, auto, auto) {
-    int twins = 0;
-    for (const Part& part : SamplingParts(r)) {
-      const FieldDescriptor* const field =
-          part.message->GetDescriptor()->FindFieldByName(std::string(name));
-      twins += field != nullptr && HasType<std::decay_t<decltype(member)>>(field);
-    }
-    if (twins != 1) missing.emplace_back(name);
-  });
+  AddFieldsWithoutTwin<SamplingParams>(missing);
+  AddFieldsWithoutTwin<BeamParams>(missing);
+  AddFieldsWithoutTwin<SpeculationParams>(missing);
   return missing;
 }
 
@@ -397,55 +383,6 @@ absl::Status DetokenizeFromProto(const pb::DetokenizeRequest& r, const ServedMod
   const bool skip_special = !r.has_skip_special_tokens() || r.skip_special_tokens();
   response.set_text(model.tokenizer->Decode(ids, skip_special));
   return absl::OkStatus();
-}
-
-void ToProto(const RequestStats& stats, pb::Accepted& out) {
-  out.set_prompt_tokens(U32(stats.prompt_tokens));
-  out.set_cached_tokens(U32(stats.cached_tokens));
-  out.set_queue_ms(Ms(stats.queue_us));
-}
-
-void ToProto(const RequestStats& stats, pb::Usage& usage, pb::Timings& timings) {
-  usage.set_prompt_tokens(U32(stats.prompt_tokens));
-  usage.set_completion_tokens(U32(stats.completion_tokens));
-  usage.set_cached_tokens(U32(stats.cached_tokens));
-  usage.set_preemptions(U32(stats.preemptions));
-  timings.set_queue_ms(Ms(stats.queue_us));
-  timings.set_prefill_ms(Ms(stats.prefill_us));
-  timings.set_first_token_ms(Ms(stats.queue_us + stats.prefill_us));
-  timings.set_decode_ms(Ms(stats.decode_us));
-}
-
-void AppendTo(pb::Delta& out, const Delta& delta) { Append(out, delta); }
-void AppendTo(pb::Output& out, const Delta& delta) { Append(out, delta); }
-
-void ToProto(const Delta& delta, pb::Delta& out) {
-  out.set_output_index(U32(delta.branch));
-  AppendTo(out, delta);
-}
-
-void ToProto(const BranchEnd& end, pb::Finished& out) {
-  out.set_output_index(U32(end.branch));
-  out.set_completion_tokens(U32(end.completion_tokens));
-  if (!end.stop_string.empty()) out.set_stop_string(end.stop_string);
-  if (end.stop_token >= 0) out.set_stop_token_id(U32(end.stop_token));
-  switch (end.reason) {
-    case FinishReason::kStop:
-      out.set_reason(pb::FINISH_REASON_STOP);
-      break;
-    case FinishReason::kLength:
-      out.set_reason(pb::FINISH_REASON_LENGTH);
-      break;
-    case FinishReason::kCancelled:
-      out.set_reason(pb::FINISH_REASON_CANCELLED);
-      break;
-    case FinishReason::kDeadline:
-      out.set_reason(pb::FINISH_REASON_DEADLINE);
-      break;
-    case FinishReason::kNone:
-    case FinishReason::kError:
-      break;
-  }
 }
 
 }  // namespace quire

@@ -3,7 +3,8 @@
 //
 // From the wire: a GenerateRequest becomes a checked Generation. Sampling fields are mapped by name
 // through protobuf's reflection, so a new one needs no line here; a test fails if a name has no
-// twin. To the wire: events and results. Any thread; nothing here blocks except the chat template.
+// twin (convert_decoding.cc: what is searched for, guessed and allowed). To the wire: events and
+// results (convert_answers.cc). Any thread; nothing here blocks except the chat template.
 #pragma once
 
 #include <string>
@@ -24,7 +25,10 @@ struct Arrival {
   RequestId id = 0;
   Clock::time_point time{};
   Clock::time_point deadline = Clock::time_point::max();  // grpc-timeout
-  std::string kv_retention;                               // metadata x-kv-retention
+  // Metadata; empty = not given.
+  std::string kv_retention;  // x-kv-retention
+  std::string priority;      // x-priority
+  std::string tenant;        // x-tenant-id
 };
 
 // unary: the whole answer must fit into one message.
@@ -33,8 +37,8 @@ struct Arrival {
 absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& request, const ServedModel& model,
                                      const Arrival& arrival, bool unary);
 
-// Name, range and message of every field of SamplingParams::VisitFields that has no twin in the
-// proto; empty if all have. For the test.
+// Names of the fields of SamplingParams, BeamParams and SpeculationParams (VisitFields) that have
+// no twin in the proto; empty if all have. For the test.
 std::vector<std::string> SamplingFieldsWithoutTwin();
 
 absl::Status TokenizeFromProto(const pb::TokenizeRequest& request, const ServedModel& model,
@@ -53,6 +57,8 @@ absl::Status PinFromProto(const pb::PinPrefixRequest& request, const ServedModel
 
 void ToProto(const RequestStats& stats, pb::Accepted& out);
 void ToProto(const RequestStats& stats, pb::Usage& usage, pb::Timings& timings);
+void ToProto(const std::vector<PromptLogprob>& logprobs, pb::PromptLogprobs& out);
+void AppendTo(pb::GenerateResult& out, const std::vector<PromptLogprob>& logprobs);
 void ToProto(const Delta& delta, pb::Delta& out);
 // Joins what follows of the same output: fewer, larger messages for a reader that is behind.
 void AppendTo(pb::Delta& out, const Delta& delta);

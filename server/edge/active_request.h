@@ -1,6 +1,8 @@
 // server/edge/active_request.h -- a request between the engine's events and its client.
 //
 // Turns TokenEvents into calls of a StreamSink: text per branch, one end per branch, one close.
+// Outputs of best_of and of beam search are kept until the last branch has ended; then the best are
+// told, renumbered from 0.
 // Edge thread; pure logic without clock, socket or lock, so tests drive it directly.
 #pragma once
 
@@ -43,9 +45,14 @@ class ActiveRequest {
     BranchText text;
     bool matched = false;  // a stop string ended it before the engine knew
     bool ended = false;
+    // Of answers that are told at the end.
+    std::vector<Delta> held;
+    std::optional<BranchEnd> end;
   };
 
+  void Tell(Branch& branch, Delta delta);
   void EndBranch(Branch& branch, const TokenEvent& event);
+  void TellHeld();
   int32_t CompletionTokens() const;
 
   const Generation generation_;

@@ -7,6 +7,9 @@ namespace quire {
 
 BranchText::BranchText(const Tokenizer& tokenizer, const Generation& generation)
     : generation_(generation),
+      want_logprobs_(!generation.hide_logprobs &&
+                     (generation.request->sampling.num_logprobs >= 0 ||
+                      !generation.request->sampling.logprob_token_ids.empty())),
       detokenizer_(tokenizer, generation.skip_special_tokens),
       matcher_(generation.stop_strings, generation.include_stop_in_output) {}
 
@@ -67,9 +70,8 @@ void BranchText::Emit(Delta& delta) {
 void BranchText::EmitFront(Delta& delta) {
   Held& front = held_.front();
   if (generation_.want_token_ids) delta.token_ids.push_back(front.sampled.token);
-  if (generation_.request->sampling.num_logprobs >= 0) {
-    delta.logprobs.push_back(std::move(front.sampled));
-  }
+  logprob_sum_ += front.sampled.logprob;
+  if (want_logprobs_) delta.logprobs.push_back(std::move(front.sampled));
   held_.pop_front();
   ++num_emitted_;
 }

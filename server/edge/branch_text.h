@@ -37,6 +37,8 @@ class BranchText {
 
   // Tokens that belong to the output, those that are held back included.
   int32_t num_tokens() const { return num_emitted_ + static_cast<int32_t>(held_.size()); }
+  // Sum over the tokens that were handed on.
+  double logprob_sum() const { return logprob_sum_; }
   bool stopped() const { return matcher_.stopped(); }
   // The stop string that ended the branch. REQUIRES: stopped().
   const std::string& stop_string() const;
@@ -53,10 +55,12 @@ class BranchText {
   void CutBehindMatch();
 
   const Generation& generation_;
+  const bool want_logprobs_;
   Detokenizer detokenizer_;
   StopMatcher matcher_;
   std::deque<Held> held_;
   int32_t num_emitted_ = 0;
+  double logprob_sum_ = 0;
   int64_t text_bytes_ = 0;       // detokenised
   int64_t unmatched_bytes_ = 0;  // of them, at the beginning, not searched because of min_tokens
   int64_t delivered_bytes_ = 0;

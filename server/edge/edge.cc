@@ -3,10 +3,20 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace quire {
 namespace {
+
+absl::Status ShuttingDown() {
+  return absl::UnavailableError("the server is shutting down; ask another one");
+}
+
+absl::Status QueueTimeout() {
+  return absl::DeadlineExceededError(
+      "the request was still queued after scheduling.queue_timeout_ms");
+}
 
 // After the drain deadline: for the last statuses to reach their clients.
 constexpr std::chrono::milliseconds kFlushTime{200};
@@ -41,7 +51,7 @@ absl::StatusOr<QueueSlot> Edge::Reserve() {
           "the queue is full (max_queued_requests); try again later");
     }
   }
-  return absl::UnavailableError("the server is shutting down; ask another one");
+  return ShuttingDown();
 }
 
 RequestCounts Edge::counts() const {
@@ -60,52 +70,122 @@ void Edge::Open(QueueSlot slot, Generation generation, StreamSink* sink) {
         sink]() mutable { Register(std::move(*slot), std::move(generation), sink); });
 }
 
+void Edge::Refuse(const Generation& generation, StreamSink* sink, const absl::Status& status) {
+  ReleaseNames(generation.request->id, generation, sink);
+  CountRefused();
+  sink->OnClosed(status, false, {});
+}
+
 void Edge::Register(QueueSlot slot, Generation generation, StreamSink* sink) {
-  const auto refuse = [&](const absl::Status& status) {
-    CountRefused();
-    sink->OnClosed(status, false, {});
-  };
-  const auto refuse_closed = [&] {
-    refuse(absl::UnavailableError("the server is shutting down; ask another one"));
-  };
-  if (closed_) return refuse_closed();
+  if (closed_) return Refuse(generation, sink, ShuttingDown());
   const RequestId id = generation.request->id;
   if (!by_client_id_.emplace(generation.client_id, id).second) {
-    return refuse(
-        InvalidArgument("request_id={} is in use; ids are unique among the requests in "
-                        "flight, or empty",
-                        generation.client_id));
+    return Refuse(generation, sink,
+                  InvalidArgument("request_id={} is in use; ids are unique among the requests in "
+                                  "flight, or empty",
+                                  generation.client_id));
   }
-  Submit submit{generation.request};
+  by_sink_[sink] = id;
+  if (generation.grammar.has_value()) {
+    AwaitGrammar(std::move(slot), std::move(generation), sink);
+  } else {
+    Submit(std::move(slot), std::move(generation), sink);
+  }
+}
+
+std::unique_ptr<boost::asio::steady_timer> Edge::StartTimer(Clock::time_point when,
+                                                            std::function<void()> fire) {
+  if (when == Clock::time_point::max()) return nullptr;
+  auto timer = std::make_unique<boost::asio::steady_timer>(io_, when);
+  timer->async_wait([fire = std::move(fire)](const boost::system::error_code& error) {
+    if (!error) fire();
+  });
+  return timer;
+}
+
+// The request keeps its place in the queue meanwhile; its deadlines and its client are looked after
+// here.
+void Edge::AwaitGrammar(QueueSlot slot, Generation generation, StreamSink* sink) {
+  const RequestId id = generation.request->id;
+  const auto dropped = std::make_shared<std::atomic<bool>>(false);
+  absl::Status status = absl::UnimplementedError("guided is not offered by this server");
+  if (grammars_ != nullptr) {
+    status = grammars_->Compile(*std::exchange(generation.grammar, std::nullopt), dropped,
+                                [this, id](GrammarWorker::Result grammar) {
+                                  Post([this, id, grammar = std::move(grammar)]() mutable {
+                                    OnGrammar(id, std::move(grammar));
+                                  });
+                                });
+  }
+  if (!status.ok()) return Refuse(generation, sink, status);
   const Clock::time_point queue_deadline = generation.queue_deadline;
-  const std::string client_id = generation.client_id;
-  Entry entry{.request = std::make_unique<ActiveRequest>(tokenizer_, std::move(generation), sink)};
-  if (!engine_->Post(std::move(submit))) {
-    by_client_id_.erase(client_id);
-    if (!engine_->accepting()) return refuse_closed();
-    return refuse(absl::ResourceExhaustedError("the engine's inbox is full; try again later"));
+  const Clock::time_point deadline = generation.request->deadline;
+  auto timer = StartTimer(std::min(queue_deadline, deadline), [this, id, queue_deadline, deadline] {
+    EndPending(
+        id,
+        queue_deadline < deadline ? QueueTimeout() : StatusOfReason(FinishReason::kDeadline, {}),
+        /*tell=*/true);
+  });
+  pending_.emplace(
+      id, Pending{std::move(slot), std::move(generation), sink, dropped, std::move(timer)});
+}
+
+void Edge::OnGrammar(RequestId id, GrammarWorker::Result grammar) {
+  const auto it = pending_.find(id);
+  if (it == pending_.end()) return;  // nobody waits for it any more
+  Pending pending = std::move(it->second);
+  pending_.erase(it);
+  pending.timer.reset();
+  if (!grammar.ok()) {
+    Refuse(pending.generation, pending.sink, grammar.status());
+  } else if (closed_) {
+    Refuse(pending.generation, pending.sink, ShuttingDown());
+  } else {
+    auto request = std::make_shared<Request>(*pending.generation.request);
+    request->grammar = *std::move(grammar);
+    pending.generation.request = std::move(request);
+    Submit(std::move(pending.slot), std::move(pending.generation), pending.sink);
+  }
+  CheckDrained();
+}
+
+// Before the engine knew of it. tell: the sink is still there.
+void Edge::EndPending(RequestId id, const absl::Status& status, bool tell) {
+  const auto it = pending_.find(id);
+  if (it == pending_.end()) return;
+  const Pending pending = std::move(it->second);
+  pending_.erase(it);
+  pending.dropped->store(true);
+  ReleaseNames(id, pending.generation, pending.sink);
+  ++started_;  // the books: it was taken in, and ended otherwise than by a refusal
+  Count(status);
+  if (tell) pending.sink->OnClosed(status, false, {});
+  CheckDrained();
+}
+
+void Edge::Submit(QueueSlot slot, Generation generation, StreamSink* sink) {
+  const RequestId id = generation.request->id;
+  if (!engine_->Post(quire::Submit{generation.request})) {
+    return Refuse(generation, sink,
+                  engine_->accepting()
+                      ? absl::ResourceExhaustedError("the engine's inbox is full; try again later")
+                      : ShuttingDown());
   }
   slot.Consume();
   started_.fetch_add(1, std::memory_order_relaxed);
-  by_sink_[sink] = id;
-  if (queue_deadline != Clock::time_point::max()) {
-    entry.queue_timer = std::make_unique<boost::asio::steady_timer>(io_, queue_deadline);
-    entry.queue_timer->async_wait([this, id](const boost::system::error_code& error) {
-      if (!error) OnQueueTimeout(id);
-    });
-  }
-  const Request& request = *entry.request->generation().request;
-  spdlog::debug("request queued id={} prompt_tokens={} max_tokens={} n={}", client_id,
+  const Request& request = *generation.request;
+  spdlog::debug("request queued id={} prompt_tokens={} max_tokens={} n={}", generation.client_id,
                 request.prompt.size(), request.stop.max_tokens, request.sampling.n);
-  entries_.emplace(id, std::move(entry));
+  auto timer = StartTimer(generation.queue_deadline, [this, id] { OnQueueTimeout(id); });
+  entries_.emplace(id,
+                   Entry{std::make_unique<ActiveRequest>(tokenizer_, std::move(generation), sink),
+                         std::move(timer)});
 }
 
 void Edge::OnQueueTimeout(RequestId id) {
   const auto it = entries_.find(id);
   if (it == entries_.end() || it->second.request->accepted()) return;
-  CancelInEngine(id, it->second, FinishReason::kDeadline,
-                 absl::DeadlineExceededError("the request was still queued after "
-                                             "scheduling.queue_timeout_ms"));
+  CancelInEngine(id, it->second, FinishReason::kDeadline, QueueTimeout());
 }
 
 void Edge::CancelInEngine(RequestId id, Entry& entry, FinishReason reason, absl::Status error) {
@@ -114,8 +194,8 @@ void Edge::CancelInEngine(RequestId id, Entry& entry, FinishReason reason, absl:
   ++cancel_commands_;
 }
 
-void Edge::ReleaseNames(RequestId id, Entry& entry, StreamSink* sink) {
-  const auto name = by_client_id_.find(entry.request->generation().client_id);
+void Edge::ReleaseNames(RequestId id, const Generation& generation, StreamSink* sink) {
+  const auto name = by_client_id_.find(generation.client_id);
   if (name != by_client_id_.end() && name->second == id) by_client_id_.erase(name);
   by_sink_.erase(sink);
 }
@@ -125,11 +205,13 @@ void Edge::ClientGone(StreamSink* sink, bool deadline_passed) {
     const auto it = by_sink_.find(sink);
     if (it == by_sink_.end()) return;  // closed before, or refused
     const RequestId id = it->second;
+    const FinishReason reason =
+        deadline_passed ? FinishReason::kDeadline : FinishReason::kCancelled;
+    if (pending_.contains(id)) return EndPending(id, StatusOfReason(reason, {}), /*tell=*/false);
     Entry& entry = entries_.at(id);
-    ReleaseNames(id, entry, sink);
+    ReleaseNames(id, entry.request->generation(), sink);
     entry.request->Detach();
-    CancelInEngine(id, entry, deadline_passed ? FinishReason::kDeadline : FinishReason::kCancelled,
-                   {});
+    CancelInEngine(id, entry, reason, {});
   });
 }
 
@@ -144,10 +226,14 @@ void Edge::Abort(std::vector<std::string> client_ids, bool all,
     for (std::string& client_id : client_ids) {
       const auto it = by_client_id_.find(client_id);
       if (it == by_client_id_.end()) continue;
-      Entry& entry = entries_.at(it->second);
-      if (entry.cancel_sent) continue;
-      CancelInEngine(it->second, entry, FinishReason::kCancelled,
-                     absl::CancelledError("the request was aborted"));
+      const absl::Status status = absl::CancelledError("the request was aborted");
+      if (pending_.contains(it->second)) {
+        EndPending(it->second, status, /*tell=*/true);
+      } else {
+        Entry& entry = entries_.at(it->second);
+        if (entry.cancel_sent) continue;
+        CancelInEngine(it->second, entry, FinishReason::kCancelled, status);
+      }
       aborted.push_back(std::move(client_id));
     }
     reply(std::move(aborted));
@@ -167,13 +253,13 @@ void Edge::Handle(const std::vector<TokenEvent>& events) {
     if (event.kind == TokenEvent::Kind::kAccepted) entry.queue_timer.reset();
     if (std::optional<Finish> finish = entry.request->Apply(event)) engine_->PostFinish(*finish);
     if (sink != nullptr && entry.request->closed()) {
-      ReleaseNames(event.request, entry, sink);
+      ReleaseNames(event.request, entry.request->generation(), sink);
     } else if (sink != nullptr && sink->buffered_bytes() > max_stream_buffer_bytes_) {
       const absl::Status status =
           Error(absl::StatusCode::kResourceExhausted,
                 "the client reads too slowly: {} bytes wait for it (max_stream_buffer_bytes={})",
                 sink->buffered_bytes(), max_stream_buffer_bytes_);
-      ReleaseNames(event.request, entry, sink);
+      ReleaseNames(event.request, entry.request->generation(), sink);
       entry.request->Close(status);
       CancelInEngine(event.request, entry, FinishReason::kError, status);
     }
@@ -185,9 +271,8 @@ void Edge::Handle(const std::vector<TokenEvent>& events) {
   CheckDrained();
 }
 
-void Edge::Finished(RequestId id, Entry& entry) {
-  const ActiveRequest& request = *entry.request;
-  switch (request.outcome().code()) {
+void Edge::Count(const absl::Status& outcome) {
+  switch (outcome.code()) {
     case absl::StatusCode::kOk:
       ++ok_;
       break;
@@ -201,14 +286,20 @@ void Edge::Finished(RequestId id, Entry& entry) {
       ++failed_;
       break;
   }
+}
+
+void Edge::Finished(RequestId id, Entry& entry) {
+  const ActiveRequest& request = *entry.request;
+  Count(request.outcome());
   const RequestStats& stats = request.stats();
   spdlog::info(
       "request done id={} number={} status={} prompt_tokens={} cached_tokens={} "
-      "completion_tokens={} preemptions={} queue_ms={:.1f} prefill_ms={:.1f} decode_ms={:.1f}{}",
+      "completion_tokens={} preemptions={} draft_tokens={} accepted_draft_tokens={} "
+      "queue_ms={:.1f} prefill_ms={:.1f} decode_ms={:.1f}{}",
       request.generation().client_id, id, absl::StatusCodeToString(request.outcome().code()),
       stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens, stats.preemptions,
-      static_cast<double>(stats.queue_us) / 1e3, static_cast<double>(stats.prefill_us) / 1e3,
-      static_cast<double>(stats.decode_us) / 1e3,
+      stats.draft_tokens, stats.accepted_draft_tokens, static_cast<double>(stats.queue_us) / 1e3,
+      static_cast<double>(stats.prefill_us) / 1e3, static_cast<double>(stats.decode_us) / 1e3,
       request.outcome().ok() ? "" : " error=\"" + Message(request.outcome()) + "\"");
 }
 
@@ -236,7 +327,7 @@ void Edge::CallClosed() {
 
 void Edge::CheckDrained() {
   if (!drained_) return;
-  if (!out_of_time_ && (!entries_.empty() || num_calls_.load() > 0)) return;
+  if (!out_of_time_ && (!entries_.empty() || !pending_.empty() || num_calls_.load() > 0)) return;
   closed_ = true;
   drain_timer_.cancel();
   std::exchange(drained_, nullptr)();

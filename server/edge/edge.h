@@ -10,6 +10,7 @@
 //   parse, tokenize
 //   Open(generation, sink) ---> register, Submit ---------------> queue
 //                               sink->OnDelta ... <-------------- Publish(events)
+//   (a request with a grammar waits here until the worker has compiled it)
 //   ClientGone(sink) ---------> Cancel -------------------------> drop from the batch
 //
 // A sink belongs to gRPC. It is known here from Open until OnClosed or Forget, whichever is first.
@@ -36,6 +37,7 @@
 #include "scheduler/request.h"
 #include "server/edge/active_request.h"
 #include "server/edge/generation.h"
+#include "server/edge/grammar_worker.h"
 
 namespace quire {
 
@@ -78,6 +80,9 @@ class Edge {
   Edge(const Edge&) = delete;
   Edge& operator=(const Edge&) = delete;
 
+  // Who compiles grammars; without, requests for them are refused. REQUIRES: before the first Open;
+  // `grammars` outlives all calls of Open.
+  void UseGrammars(GrammarWorker& grammars) { grammars_ = &grammars; }
   // Starts the thread. REQUIRES: `engine` publishes to this edge and outlives all calls below.
   void Start(Engine& engine);
   // Runs what is still posted, then ends the thread. REQUIRES: no sink is known any more.
@@ -130,12 +135,28 @@ class Edge {
     std::unique_ptr<boost::asio::steady_timer> queue_timer;
     bool cancel_sent = false;
   };
+  // A request whose grammar is being compiled: the engine doesn't know of it.
+  struct Pending {
+    QueueSlot slot;
+    Generation generation;
+    StreamSink* sink = nullptr;
+    GrammarWorker::Dropped dropped;
+    std::unique_ptr<boost::asio::steady_timer> timer;
+  };
 
   // Edge thread.
   void Register(QueueSlot slot, Generation generation, StreamSink* sink);
+  void Submit(QueueSlot slot, Generation generation, StreamSink* sink);
+  void Refuse(const Generation& generation, StreamSink* sink, const absl::Status& status);
+  std::unique_ptr<boost::asio::steady_timer> StartTimer(Clock::time_point when,
+                                                        std::function<void()> fire);
+  void AwaitGrammar(QueueSlot slot, Generation generation, StreamSink* sink);
+  void OnGrammar(RequestId id, GrammarWorker::Result grammar);
+  void EndPending(RequestId id, const absl::Status& status, bool tell);
+  void Count(const absl::Status& outcome);
   void Handle(const std::vector<TokenEvent>& events);
   void CancelInEngine(RequestId id, Entry& entry, FinishReason reason, absl::Status error);
-  void ReleaseNames(RequestId id, Entry& entry, StreamSink* sink);
+  void ReleaseNames(RequestId id, const Generation& generation, StreamSink* sink);
   void Finished(RequestId id, Entry& entry);
   void OnQueueTimeout(RequestId id);
   void CheckDrained();
@@ -143,6 +164,7 @@ class Edge {
   const Tokenizer& tokenizer_;
   const size_t max_stream_buffer_bytes_;
   Engine* engine_ = nullptr;
+  GrammarWorker* grammars_ = nullptr;
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   std::thread thread_;
@@ -155,6 +177,7 @@ class Edge {
 
   // Edge thread only.
   std::unordered_map<RequestId, Entry> entries_;             // until the engine's last event
+  std::unordered_map<RequestId, Pending> pending_;           // in no engine yet
   std::unordered_map<std::string, RequestId> by_client_id_;  // until the client's side ended
   std::unordered_map<const StreamSink*, RequestId> by_sink_;
   std::function<void()> drained_;

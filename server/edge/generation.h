@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "sampling/grammar.h"
 #include "scheduler/request.h"
 
 namespace quire {
@@ -21,7 +23,20 @@ struct Generation {
   bool skip_special_tokens = true;
   bool want_text = true;
   bool want_token_ids = false;
+  bool hide_logprobs = false;  // they are only for the ranking
+  // best_of: of the request's n outputs only so many are returned, ranked; 0 = all, as they come.
+  int32_t num_best = 0;
+  // To be compiled before the engine gets the request, which has no grammar yet.
+  std::optional<GrammarSpec> grammar;
   Clock::time_point queue_deadline = Clock::time_point::max();
+
+  // Outputs that the client gets.
+  int32_t num_outputs() const {
+    if (num_best > 0) return num_best;
+    return request->beam.on() ? request->beam.num_return_sequences : request->sampling.n;
+  }
+  // Which outputs there are is known only when all have ended.
+  bool told_at_end() const { return num_best > 0 || request->beam.on(); }
 };
 
 // What is new in one branch.
@@ -38,16 +53,20 @@ struct BranchEnd {
   TokenId stop_token = -1;  // that ended it, or -1
   std::string stop_string;  // that ended it, or empty
   int32_t completion_tokens = 0;
+  std::optional<float> score;  // outputs are ordered by it, best first
 };
 
 // Where a request's output goes: one gRPC call. All functions run on the edge thread, in the order
-// OnAccepted, OnDelta ..., OnBranchEnd (one for each branch), OnClosed. OnClosed is always the last
-// and comes exactly once; a refusal or a client that left may bring it first.
+// OnAccepted, OnPromptLogprobs ..., OnDelta ..., OnBranchEnd (one for each branch), OnClosed.
+// OnClosed is always the last and comes exactly once; a refusal or a client that left may bring it
+// first.
 class StreamSink {
  public:
   virtual ~StreamSink() = default;
   // stats: prompt_tokens, cached_tokens, queue_us.
   virtual void OnAccepted(const RequestStats& stats) = 0;
+  // The next positions of the prompt, in order; only if asked for.
+  virtual void OnPromptLogprobs(const std::vector<PromptLogprob>& logprobs) = 0;
   virtual void OnDelta(Delta delta) = 0;
   // last: the request's figures, with its last branch only; else null.
   virtual void OnBranchEnd(const BranchEnd& end, const RequestStats* last) = 0;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "sampling/grammar_vocabulary.h"
 #include "server/grpc/status.h"
 
 namespace quire {
@@ -37,12 +38,10 @@ bool IsPast(Clock::time_point deadline) {
 }
 
 // What proxies and clients of other protos send beside the message.
-absl::StatusOr<std::string> RetentionOf(const grpc::CallbackServerContext& context) {
-  constexpr const char* kKey = "x-kv-retention";
-  const auto [begin, end] = context.client_metadata().equal_range(kKey);
+absl::StatusOr<std::string> Metadata(const grpc::CallbackServerContext& context, const char* key) {
+  const auto [begin, end] = context.client_metadata().equal_range(key);
   if (begin == end) return std::string();
-  if (std::next(begin) != end)
-    return InvalidArgument("{} is given twice; join them by commas", kKey);
+  if (std::next(begin) != end) return InvalidArgument("{} is given twice; give one", key);
   return std::string(begin->second.data(), begin->second.size());
 }
 
@@ -82,6 +81,12 @@ class StreamReactor final : public grpc::ServerWriteReactor<pb::GenerateEvent>, 
   void OnAccepted(const RequestStats& stats) override {
     pb::GenerateEvent event;
     ToProto(stats, *event.mutable_accepted());
+    Enqueue(std::move(event));
+  }
+
+  void OnPromptLogprobs(const std::vector<PromptLogprob>& logprobs) override {
+    pb::GenerateEvent event;
+    ToProto(logprobs, *event.mutable_prompt_logprobs());
     Enqueue(std::move(event));
   }
 
@@ -193,7 +198,7 @@ class UnaryReactor final : public grpc::ServerUnaryReactor, public StreamSink {
   // In the handler, before the edge knows of it.
   void Named(const Generation& generation, Clock::time_point deadline) {
     result_->set_request_id(generation.client_id);
-    for (int32_t i = 0; i < generation.request->sampling.n; ++i) {
+    for (int32_t i = 0; i < generation.num_outputs(); ++i) {
       result_->add_outputs()->set_output_index(static_cast<uint32_t>(i));
     }
     deadline_ = deadline;
@@ -211,6 +216,9 @@ class UnaryReactor final : public grpc::ServerUnaryReactor, public StreamSink {
 
   // Edge thread from here on.
   void OnAccepted(const RequestStats&) override {}
+  void OnPromptLogprobs(const std::vector<PromptLogprob>& logprobs) override {
+    AppendTo(*result_, logprobs);
+  }
   void OnDelta(Delta delta) override { AppendTo(*result_->mutable_outputs(delta.branch), delta); }
   void OnBranchEnd(const BranchEnd& end, const RequestStats*) override {
     ToProto(end, *result_->mutable_outputs(end.branch)->mutable_finished());
@@ -240,12 +248,22 @@ class SimpleReactor final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
+GenerationService::GenerationService(const ServedModel& model, Edge& edge)
+    : model_(model), edge_(edge), grammars_([&model] {
+        return GrammarCompiler::Make(
+            MakeGrammarVocabulary(*model.tokenizer, model.vocab_size, model.eos_token_ids));
+      }) {
+  edge_.UseGrammars(grammars_);
+}
+
 template <typename Reactor>
 absl::Status GenerationService::Start(const grpc::CallbackServerContext& context,
                                       const pb::GenerateRequest& request, bool unary,
                                       Reactor* reactor) {
   Arrival arrival{.id = edge_.NewId(), .time = Clock::now(), .deadline = DeadlineOf(context)};
-  ASSIGN_OR_RETURN(arrival.kv_retention, RetentionOf(context));
+  ASSIGN_OR_RETURN(arrival.kv_retention, Metadata(context, "x-kv-retention"));
+  ASSIGN_OR_RETURN(arrival.priority, Metadata(context, "x-priority"));
+  ASSIGN_OR_RETURN(arrival.tenant, Metadata(context, "x-tenant-id"));
   ASSIGN_OR_RETURN(QueueSlot slot, edge_.Reserve());
   ASSIGN_OR_RETURN(Generation generation, FromProto(request, model_, arrival, unary));
   reactor->Named(generation, arrival.deadline);

@@ -9,6 +9,7 @@
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/convert.h"
 #include "server/edge/edge.h"
+#include "server/edge/grammar_worker.h"
 #include "server/served_model.h"
 
 namespace quire {
@@ -16,7 +17,7 @@ namespace quire {
 class GenerationService final : public pb::Generation::CallbackService {
  public:
   // Both outlive the server that this is registered with.
-  GenerationService(const ServedModel& model, Edge& edge) : model_(model), edge_(edge) {}
+  GenerationService(const ServedModel& model, Edge& edge);
 
   grpc::ServerWriteReactor<pb::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context, const pb::GenerateRequest* request) override;
@@ -41,6 +42,7 @@ class GenerationService final : public pb::Generation::CallbackService {
 
   const ServedModel& model_;
   Edge& edge_;
+  GrammarWorker grammars_;
 };
 
 }  // namespace quire
