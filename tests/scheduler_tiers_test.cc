@@ -53,6 +53,22 @@ TEST(SchedulerTiers, SwapComputesNothingAgain) {
   }
 }
 
+// Who was swapped out and waits for room is loaded once, when there is room, and not in each step.
+TEST(SchedulerTiers, NobodyIsLoadedInVain) {
+  for (const double watermark : {0.0, 0.3}) {
+    HarnessOptions o = Tiered(48, 400);
+    o.scheduler.watermark = watermark;
+    Harness h(o);
+    Crowd(h, /*bypass=*/true);
+    ASSERT_TRUE(h.RunUntilIdle());
+    EXPECT_GT(h.stats().swapped_preemptions, 3);
+    EXPECT_EQ(h.blocks().stats().swap_ins, h.stats().swapped_preemptions);
+    EXPECT_EQ(h.executor().loads(), h.executor().saves());
+    h.ExpectOutputsAsSolo();
+    h.ExpectIdleAndClean();
+  }
+}
+
 TEST(SchedulerTiers, AFullTierFallsBackToRecompute) {
   Harness h(Tiered(48, 2));
   Crowd(h, /*bypass=*/true);
