@@ -95,12 +95,19 @@ void Scheduler::PutIn(LiveRequest& live, std::unique_ptr<Sequence> seq) {
 // others.
 void Scheduler::EndBeams(LiveRequest& live, std::vector<TokenEvent>& events) {
   const std::vector<Hypothesis> best = live.beam->Best();
+  if (best.empty()) {
+    EndRequest(live, FinishReason::kError,
+               Error(absl::StatusCode::kInternal,
+                     "no token may follow: all are banned (bad_words, allowed_token_ids, grammar)"),
+               events);
+    return;
+  }
   CollapseBeams(live);
   const RequestId id = live.request->id;
   const int32_t outputs = live.n();
   for (int32_t b = 0; b < outputs; ++b) {
     TokenEvent event{.request = id, .kind = TokenEvent::Kind::kFinished, .branch = b};
-    if (b >= static_cast<int32_t>(best.size())) {  // every continuation was banned
+    if (b >= static_cast<int32_t>(best.size())) {  // there are no more different sequences
       EndBranch(live, b, FinishReason::kLength, std::move(event), events);
       continue;
     }
