@@ -121,9 +121,14 @@ void RequestQueue::OnServed(const LiveRequest& live, int32_t prompt_tokens, int3
 // Brings least_ up to date; O(tenants served since the last time).
 void RequestQueue::Settle() {
   for (Tenant* const tenant : touched_) {
-    if (tenant->num_queued > 0) least_.erase({tenant->served, tenant->number});
-    tenant->served += std::exchange(tenant->pending, 0.0);
-    if (tenant->num_queued > 0) least_.emplace(tenant->served, tenant->number);
+    const double served = tenant->served + std::exchange(tenant->pending, 0.0);
+    if (tenant->num_queued > 0) {
+      auto node = least_.extract({tenant->served, tenant->number});
+      CHECK(!node.empty(), "tenant {} waits and is not in order", tenant->number);
+      node.value().first = served;
+      least_.insert(std::move(node));
+    }
+    tenant->served = served;
     tenant->touched = false;
   }
   touched_.clear();

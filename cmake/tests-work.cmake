@@ -1,0 +1,1 @@
+quire_test(scheduler_work_test DEPS scheduler)
