@@ -139,7 +139,8 @@ absl::Status Runtime::LoadDraftModel() {
                                 .num_blocks = options_.draft_num_blocks,
                                 .max_num_seqs = options_.max_num_seqs,
                                 .max_step_tokens = options_.max_num_batched_tokens,
-                                .max_draft_tokens = kMaxSpeculativeTokens},
+                                .max_draft_tokens = kMaxSpeculativeTokens,
+                                .max_bytes = profile_.budget - profile_.weights},
                                checkpoint_.config, *pool_);
   if (!loaded.ok()) {
     return Error(loaded.status().code(), "draft_model={} can't be used: {}", options_.draft_model,

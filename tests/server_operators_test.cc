@@ -221,9 +221,14 @@ TEST_P(OperatorsOn, DraftModelGuessesAndCountsAsMemory) {
   ASSERT_TRUE(loaded.ok()) << Message(loaded.status());
   const MemoryProfile& p = (*loaded)->memory();
   EXPECT_LE(p.weights + p.activation_peak + p.reserve + p.draft_model + p.kv_pool, p.budget);
-  by_share.draft_num_blocks = INT32_MAX;
-  const auto refused = ModelRuntime::Load(by_share);
-  ASSERT_FALSE(refused.ok());
+  by_share.draft_num_blocks = 1'000'000'000;
+  const absl::Status refused = ModelRuntime::Load(by_share).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(Message(refused).find("draft_num_blocks=1000000000"), std::string::npos);
+  by_share.draft_num_blocks = 8;
+  by_share.draft_model = ReferencePath("models/nothing-here");
+  const absl::Status missing = ModelRuntime::Load(by_share).status();
+  EXPECT_NE(Message(missing).find("draft_model="), std::string::npos) << Message(missing);
 }
 INSTANTIATE_TEST_SUITE_P(Models, OperatorsOn, ::testing::Values("llama", "gemma3"));
 
