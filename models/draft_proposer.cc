@@ -88,6 +88,12 @@ absl::Status DraftModelProposer::Init(const DraftModelOptions& options, const Mo
   if (max_model_len_ < 1) {
     return InvalidArgument("draft_num_blocks={} holds no sequence; raise it", options.num_blocks);
   }
+  const int64_t bytes = static_cast<int64_t>(model_->weight_bytes()) + BytesOfPools(layout, pages);
+  if (bytes > options.max_bytes) {
+    return Error(absl::StatusCode::kResourceExhausted,
+                 "draft_num_blocks={} and the weights take {} MiB, {} MiB are there; lower it",
+                 options.num_blocks, bytes >> 20, std::max<int64_t>(options.max_bytes, 0) >> 20);
+  }
   for (const int32_t n : pages) pools_.emplace_back(n, layout.block_size);
   ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, pages));
   blocks_ = std::make_unique<BlockManager>(

@@ -45,6 +45,7 @@ struct DraftModelOptions {
   int32_t max_num_seqs = 64;      // that get guesses in one step
   int32_t max_step_tokens = 512;  // computed in one forward; at least max_num_seqs
   int32_t max_draft_tokens = 16;  // per chain
+  int64_t max_bytes = INT64_MAX;  // of weights and pools
 };
 
 class DraftModelProposer : public Proposer {
@@ -61,8 +62,9 @@ class DraftModelProposer : public Proposer {
 
   // Opens the checkpoint and packs its weights. `threads` outlives the proposer.
   // ERRORS: as OpenCheckpoint; kInvalidArgument if the vocabulary has another size than the
-  // target's, or an option is out of its range. That equal ids are equal text is for the caller to
-  // check, who has both tokenizers; if they are not, guesses are never right, outputs stay so.
+  // target's, or an option is out of its range; kResourceExhausted beyond max_bytes. That equal ids
+  // are equal text is for the caller to check, who has both tokenizers; if they are not, guesses
+  // are never right, outputs stay so.
   static absl::StatusOr<std::unique_ptr<DraftModelProposer>> Load(const DraftModelOptions& options,
                                                                   const ModelConfig& target,
                                                                   ThreadPool& threads);

@@ -50,6 +50,7 @@ std::string MemoryProfile::ToString() const {
                    parts);
   s += fmt::format("- reserve        {:>10.1f} MiB\n", mib(reserve));
   if (host_cache > 0) s += fmt::format("- host cache     {:>10.1f} MiB\n", mib(host_cache));
+  if (draft_model > 0) s += fmt::format("- draft model    {:>10.1f} MiB\n", mib(draft_model));
   s += fmt::format(
       "= kv pool        {:>10.1f} MiB  ({} blocks of {} tokens, {:.1f} KiB each, {} B/token; by "
       "{})",

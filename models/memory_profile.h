@@ -49,6 +49,7 @@ struct MemoryProfile {
   std::vector<ActivationPart> activation_parts;  // what that peak is made of; they sum to it
   int64_t reserve = 0;                           // logits, sampling, tables, connections
   int64_t host_cache = 0;                        // host tier; of the same memory unless a device's
+  int64_t draft_model = 0;                       // its weights, its cache, its activations
   int64_t kv_pool = 0;                           // all pools
   int64_t block_bytes = 0;                       // of the main pool
   int64_t bytes_per_token = 0;

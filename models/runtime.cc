@@ -8,6 +8,7 @@
 #include "kernels/cpu_isa.h"
 #include "models/checkpoint.h"
 #include "models/decoder.h"
+#include "models/draft_proposer.h"
 #include "models/executor.h"
 #include "models/pool_sizes.h"
 #include "models/rope_config.h"
@@ -50,6 +51,7 @@ class Runtime : public ModelRuntime {
   const PageFileStore* cache_files() const override { return files_.get(); }
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }
+  DraftModelProposer* draft_model() override { return draft_.get(); }
 
  private:
   absl::Status BuildCache();
@@ -63,6 +65,7 @@ class Runtime : public ModelRuntime {
   }
   absl::Status Profile(const RuntimeOptions& options);
   absl::Status DryRun(const RuntimeOptions& options);
+  absl::Status LoadDraftModel();
 
   LoadedCheckpoint checkpoint_;
   std::string attention_name_;
@@ -80,6 +83,7 @@ class Runtime : public ModelRuntime {
   std::unique_ptr<BlockManager> blocks_;
   std::string page_fingerprint_;  // of all that decides a page's bytes; set with cache_directory
   std::unique_ptr<ModelExecutor> executor_;
+  std::unique_ptr<DraftModelProposer> draft_;  // null: none
 };
 
 absl::Status Runtime::Init(const RuntimeOptions& options) {
@@ -117,10 +121,33 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   ASSIGN_OR_RETURN(const MemoryInfo after, device.Read());
   ApplyMemory(before, after, static_cast<int64_t>(model_->weight_bytes()),
               options.memory.memory_utilization, profile_);
+  if (!options.draft_model.empty()) RETURN_IF_ERROR(LoadDraftModel());
   RETURN_IF_ERROR(Profile(options));
   RETURN_IF_ERROR(BuildCache());
   executor_ = std::make_unique<ModelExecutor>(*model_, *blocks_, *storage_, *pool_,
                                               static_cast<size_t>(profile_.activation_peak));
+  return absl::OkStatus();
+}
+
+// After the memory was read, so that all of it counts as the draft model's.
+absl::Status Runtime::LoadDraftModel() {
+  absl::StatusOr<std::unique_ptr<DraftModelProposer>> loaded =
+      DraftModelProposer::Load({.model = options_.draft_model,
+                                .attention = attention_name_,
+                                .kv_dtype = kv_dtype_,
+                                .block_size = options_.block_size,
+                                .num_blocks = options_.draft_num_blocks,
+                                .max_num_seqs = options_.max_num_seqs,
+                                .max_step_tokens = options_.max_num_batched_tokens,
+                                .max_draft_tokens = kMaxSpeculativeTokens,
+                                .max_bytes = profile_.budget - profile_.weights},
+                               checkpoint_.config, *pool_);
+  if (!loaded.ok()) {
+    return Error(loaded.status().code(), "draft_model={} can't be used: {}", options_.draft_model,
+                 Message(loaded.status()));
+  }
+  draft_ = *std::move(loaded);
+  profile_.draft_model = draft_->memory_bytes();
   return absl::OkStatus();
 }
 
@@ -204,7 +231,7 @@ absl::Status Runtime::SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) {
   const std::vector<int32_t> pages = PoolPages(layout, Mix(), num_blocks);
   const int64_t bytes = BytesOfPools(layout, pages);
   const int64_t room = profile_.available - profile_.weights - profile_.activation_peak -
-                       profile_.reserve - profile_.host_cache;
+                       profile_.reserve - profile_.host_cache - profile_.draft_model;
   if (bytes > profile_.kv_pool && bytes > room) {
     return Error(absl::StatusCode::kResourceExhausted,
                  "num_blocks={} takes {} MiB, {} MiB are there for the kv pool; give {} or less",
@@ -314,7 +341,8 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   p.host_cache = options.host_cache_memory_bytes;
   // On a device the host tier is somebody else's memory.
   const int64_t host = options.device_memory == nullptr ? p.host_cache : 0;
-  const int64_t room = p.budget - p.weights - p.activation_peak - p.reserve - host;
+  const int64_t others = p.activation_peak + p.reserve + host + p.draft_model;
+  const int64_t room = p.budget - p.weights - others;
   int64_t wanted = room;
   p.rule = fmt::format("memory_utilization={}", memory.memory_utilization);
   if (memory.kv_cache_memory_bytes > 0) {
@@ -332,7 +360,7 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
     p.pools.push_back({pages[i], static_cast<int64_t>(layout.pools[i].page_bytes)});
   }
   const int32_t longest = LongestInPools(layout, mix, pages);
-  const int64_t hard_room = p.available - p.weights - p.activation_peak - p.reserve - host;
+  const int64_t hard_room = p.available - p.weights - others;
   if (p.kv_pool > hard_room || (longest < 1 && memory.num_blocks == 0)) {
     return Error(absl::StatusCode::kResourceExhausted,
                  "{}: the kv pool of {} blocks ({} MiB) does not fit, {} MiB are left for it; "

@@ -22,7 +22,8 @@
 
 namespace quire {
 
-class GgufFile;  // models/weights/gguf.h
+class DraftModelProposer;  // models/draft_proposer.h
+class GgufFile;            // models/weights/gguf.h
 
 struct RuntimeOptions {
   std::string model;  // a .gguf file, or a directory with config.json and safetensors
@@ -41,6 +42,8 @@ struct RuntimeOptions {
   double max_pinned_share = 0.5;        // of each pool, most that pins may hold
   std::string prefix_hash_algorithm = "xxh3";  // xxh3, sha256_cbor
   int32_t max_num_blocks = 0;  // that num_blocks may grow to one day; 0 = what the limit allows
+  std::string draft_model;     // as `model`: a second one that guesses; "" = none
+  int32_t draft_num_blocks = 1024;  // of its cache
   MemoryOptions memory;
   const DeviceMemory* device_memory = nullptr;  // where the pools go; null: the host's. Not kept
 };
@@ -68,6 +71,9 @@ class ModelRuntime {
 
   virtual BlockManager& block_manager() = 0;
   virtual Executor& executor() = 0;
+  // Who guesses by the draft model; null without one. Engine thread, memory_bytes() and config()
+  // any.
+  virtual DraftModelProposer* draft_model() = 0;
 
   // All below: engine thread, between steps (Engine::PostAdminCall).
   // From now on the main pool has num_blocks usable blocks, the others what the model's ratio gives

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "server/scheduling.h"
+
 namespace quire {
 namespace {
 
@@ -16,16 +18,10 @@ constexpr std::chrono::milliseconds kGrace{100};
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
   const ServerOptions& o = parts.facts.options;
-  SchedulerOptions scheduling{.max_num_seqs = o.max_num_seqs,
-                              .max_num_batched_tokens = o.max_num_batched_tokens,
-                              .max_model_len = parts.model.max_model_len,
-                              .max_queued_requests = o.max_queued_requests,
-                              .enable_prefix_caching = o.enable_prefix_caching,
-                              .preemption = o.preemption_mode == "swap"
-                                                ? PreemptionMode::kSwap
-                                                : PreemptionMode::kRecompute,
-                              .fingerprint = parts.fingerprint,
-                              .rope_regime = parts.rope_regime};
+  SchedulerOptions scheduling = ToSchedulerOptions(o);
+  scheduling.max_model_len = parts.model.max_model_len;
+  scheduling.fingerprint = parts.fingerprint;
+  scheduling.rope_regime = parts.rope_regime;
   RETURN_IF_ERROR(Validate(scheduling));
   std::unique_ptr<Daemon> self(new Daemon(std::move(parts), std::move(scheduling)));
   self->edge_.Start(self->engine_);
@@ -46,6 +42,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
 
 Daemon::Daemon(Parts parts, SchedulerOptions options)
     : parts_(std::move(parts)),
+      suffix_({.max_tokens = parts_.facts.options.suffix_cache_tokens}),
       scheduler_(std::move(options), *parts_.blocks),
       edge_(*parts_.model.tokenizer,
             static_cast<size_t>(parts_.facts.options.max_stream_buffer_bytes)),
@@ -59,7 +56,14 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
             edge_.Post([this, fatal] { SetDone(fatal); });
           }),
       generation_(parts_.model, edge_),
-      admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {}
+      admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {
+  // A request may ask for any of these by itself.
+  scheduler_.SetProposer(SpeculationMethod::kNgram, &ngram_);
+  scheduler_.SetProposer(SpeculationMethod::kSuffix, &suffix_);
+  scheduler_.SetProposer(SpeculationMethod::kDraft, parts_.draft);
+  scheduler_.SetDefaultSpeculation(DefaultSpeculation(parts_.facts.options));
+  parts_.model.has_draft_model = parts_.draft != nullptr;
+}
 
 Daemon::~Daemon() { Stop(); }
 

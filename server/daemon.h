@@ -13,6 +13,8 @@
 
 #include "base/status.h"
 #include "scheduler/engine.h"
+#include "scheduler/ngram_proposer.h"
+#include "scheduler/suffix_proposer.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/cache_control.h"
 #include "server/edge/edge.h"
@@ -29,8 +31,9 @@ class Daemon {
     ServedModel model;
     std::string fingerprint;  // see SchedulerOptions
     std::function<std::string(int32_t)> rope_regime;
-    BlockManager* blocks = nullptr;  // both outlive the daemon
+    BlockManager* blocks = nullptr;  // all outlive the daemon
     Executor* executor = nullptr;
+    Proposer* draft = nullptr;  // guesses by a draft model; null = there is none
     CacheControl cache;
   };
 
@@ -56,6 +59,8 @@ class Daemon {
   void SetDone(absl::Status status);
 
   Parts parts_;
+  NgramProposer ngram_;
+  SuffixProposer suffix_;
   Scheduler scheduler_;
   Edge edge_;
   Engine engine_;

@@ -50,16 +50,41 @@ absl::StatusOr<GgufVocabulary> ReadVocabulary(const GgufFile& file) {
   return v;
 }
 
-absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerOptions& options,
-                                                               const ModelRuntime& runtime) {
+// gguf: null for a directory.
+absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::string& path,
+                                                               const GgufFile* gguf) {
   std::unique_ptr<Tokenizer> tokenizer;
-  if (const GgufFile* const gguf = runtime.gguf()) {
+  if (gguf != nullptr) {
     ASSIGN_OR_RETURN(const GgufVocabulary vocabulary, ReadVocabulary(*gguf));
     ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromGguf(vocabulary));
   } else {
-    ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromDirectory(options.model));
+    ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromDirectory(path));
   }
   return std::shared_ptr<const Tokenizer>(std::move(tokenizer));
+}
+
+// Guesses are ids, so both models must mean the same text by them. A few may differ: reserved
+// tokens often have other names in a fine-tuned model.
+absl::Status CheckDraftTokenizer(const std::string& path, const Tokenizer& target) {
+  std::error_code error;
+  std::unique_ptr<GgufFile> gguf;
+  if (!std::filesystem::is_directory(path, error)) {
+    ASSIGN_OR_RETURN(gguf, GgufFile::Open(path));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Tokenizer> draft, LoadTokenizer(path, gguf.get()));
+  const TokenId shared = std::min(draft->vocab_size(), target.vocab_size());
+  TokenId differ = std::max(draft->vocab_size(), target.vocab_size()) - shared;
+  TokenId first = shared;
+  for (TokenId id = shared - 1; id >= 0; --id) {
+    if (draft->TokenText(id) == target.TokenText(id)) continue;
+    ++differ;
+    first = id;
+  }
+  if (differ <= target.vocab_size() / 100) return absl::OkStatus();
+  return InvalidArgument(
+      "draft_model={} has another tokenizer: {} of {} tokens differ, the first is {}; give a model "
+      "of the same family",
+      path, differ, target.vocab_size(), first);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -128,17 +153,22 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
                           .max_pinned_share = options.max_pinned_share,
                           .prefix_hash_algorithm = options.prefix_hash_algorithm,
                           .max_num_blocks = options.max_num_blocks,
+                          .draft_model = options.draft_model,
+                          .draft_num_blocks = options.draft_num_blocks,
                           .memory = {.memory_utilization = options.memory_utilization,
                                      .kv_cache_memory_bytes = options.kv_cache_memory_bytes,
                                      .num_blocks = options.num_blocks}}));
   const ModelRuntime& runtime = *loaded.runtime;
   ServedModel& served = loaded.served;
-  ASSIGN_OR_RETURN(served.tokenizer, LoadTokenizer(options, runtime));
+  ASSIGN_OR_RETURN(served.tokenizer, LoadTokenizer(options.model, runtime.gguf()));
   if (served.tokenizer->vocab_size() > runtime.config().vocab_size) {
     return InvalidArgument(
         "{}: the tokenizer has {} tokens, the model only {} rows; they don't "
         "belong together",
         options.model, served.tokenizer->vocab_size(), runtime.config().vocab_size);
+  }
+  if (!options.draft_model.empty()) {
+    RETURN_IF_ERROR(CheckDraftTokenizer(options.draft_model, *served.tokenizer));
   }
   const std::filesystem::path path(options.model);
   served.name = !options.served_model_name.empty() ? options.served_model_name

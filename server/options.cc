@@ -172,10 +172,24 @@ absl::Status Validate(const ServerOptions& o) {
         "allows",
         o.num_blocks, o.max_num_blocks);
   }
-  if (o.preemption_mode == "swap" && o.host_cache_memory_bytes == 0) {
+  if (o.preemption_mode != "recompute" && o.host_cache_memory_bytes == 0) {
     return InvalidArgument(
-        "preemption_mode=swap needs room: set host_cache_memory_bytes, or preemption_mode="
-        "recompute");
+        "preemption_mode={} needs room: set host_cache_memory_bytes, or preemption_mode=recompute",
+        o.preemption_mode);
+  }
+  if (o.speculation == "draft" && o.draft_model.empty()) {
+    return InvalidArgument("speculation=draft needs a draft_model; name one, or choose ngram");
+  }
+  if (o.speculation != "none" && o.num_speculative_tokens == 0) {
+    return InvalidArgument(
+        "speculation={} with num_speculative_tokens=0 guesses nothing; raise the latter, or "
+        "speculation=none",
+        o.speculation);
+  }
+  if (!o.draft_model.empty() && o.num_speculative_tokens == 0) {
+    return InvalidArgument(
+        "draft_model={} with num_speculative_tokens=0 would take memory for nothing; drop one",
+        o.draft_model);
   }
   if (o.cache_directory_bytes > 0 && o.cache_directory.empty()) {
     return InvalidArgument("cache_directory_bytes={} needs a cache_directory; name one",

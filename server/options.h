@@ -41,6 +41,20 @@ struct ServerOptions {
   int32_t max_num_seqs = 64;
   int32_t max_num_batched_tokens = 512;
   int32_t max_queued_requests = 1024;
+  // Who runs next, and what a step computes.
+  std::string scheduling_policy = "fcfs";
+  int32_t priority_aging_ms = 10'000;
+  int32_t shortest_aging_us_per_token = 10'000;
+  double fair_prompt_weight = 0.5;
+  double watermark = 0.01;
+  int32_t long_prefill_token_threshold = 0;
+  double target_itl_ms = 0;
+  // Guesses.
+  std::string speculation = "none";
+  int32_t num_speculative_tokens = 16;
+  int32_t suffix_cache_tokens = 1 << 20;
+  std::string draft_model;
+  int32_t draft_num_blocks = 1024;
   // The block pool.
   int32_t block_size = 16;
   int32_t num_blocks = 0;
@@ -97,6 +111,61 @@ struct ServerOptions {
     visit(OptionInfo{"max_queued_requests", "requests",
                      "that wait to run; one more is refused with RESOURCE_EXHAUSTED", 1, 1 << 20},
           o.max_queued_requests);
+    visit(OptionInfo{"scheduling_policy",
+                     "policy",
+                     "which waiting request runs next; no policy lets anybody wait for ever",
+                     0,
+                     0,
+                     {},
+                     "fcfs|priority|shortest_first|fair|prefix_aware"},
+          o.scheduling_policy);
+    visit(OptionInfo{"priority_aging_ms", "ms",
+                     "policy priority: waiting so long is worth one level of priority", 1, kMaxInt},
+          o.priority_aging_ms);
+    visit(OptionInfo{"shortest_aging_us_per_token", "microseconds",
+                     "policy shortest_first: how much later a request may come and still pass, for "
+                     "each token that it is shorter",
+                     1, 1'000'000},
+          o.shortest_aging_us_per_token);
+    visit(OptionInfo{"fair_prompt_weight", "weight",
+                     "policy fair: what a tenant's prompt token counts, one of output being 1", 0,
+                     1000},
+          o.fair_prompt_weight);
+    visit(OptionInfo{"watermark", "share",
+                     "of the pool that starting a request leaves free for those that run", 0, 0.99},
+          o.watermark);
+    visit(OptionInfo{"long_prefill_token_threshold", "tokens",
+                     "of one prompt in a step, at most, so that others get on beside it; 0: no cap",
+                     0, 1 << 20},
+          o.long_prefill_token_threshold);
+    visit(OptionInfo{"target_itl_ms", "ms",
+                     "between two tokens of a stream: prompts are cut smaller to keep to it; 0: no "
+                     "goal",
+                     0, 1e6},
+          o.target_itl_ms);
+    visit(OptionInfo{"speculation",
+                     "method",
+                     "guesses tokens ahead for requests that don't say; outputs stay the same bits",
+                     0,
+                     0,
+                     {},
+                     "none|ngram|suffix|draft"},
+          o.speculation);
+    visit(OptionInfo{"num_speculative_tokens", "tokens",
+                     "guessed per output and step, at most; 0: none, whatever a request asks for",
+                     0, 64},
+          o.num_speculative_tokens);
+    visit(OptionInfo{"suffix_cache_tokens", "tokens",
+                     "of earlier outputs that speculation suffix remembers, all tenants together",
+                     512, 1 << 28},
+          o.suffix_cache_tokens);
+    visit(OptionInfo{"draft_model", "path",
+                     "a small model with the same tokenizer, for speculation draft; empty: none"},
+          o.draft_model);
+    visit(
+        OptionInfo{"draft_num_blocks", "blocks",
+                   "in the draft model's pool; sequences beyond it are computed again", 1, kMaxInt},
+        o.draft_num_blocks);
     visit(OptionInfo{"block_size", "tokens", "per cache block: 8, 16, 32, 64 or 128", 8, 128},
           o.block_size);
     visit(OptionInfo{"num_blocks", "blocks", "in the pool; 0: by the rules below", 0, kMaxInt},
@@ -125,14 +194,15 @@ struct ServerOptions {
                      0, 1},
           o.max_pinned_share);
     visit(
-        OptionInfo{"preemption_mode",
-                   "mode",
-                   "what happens to the blocks of a sequence that is put back: computed again, or "
-                   "kept in the host tier",
-                   0,
-                   0,
-                   {},
-                   "recompute|swap"},
+        OptionInfo{
+            "preemption_mode",
+            "mode",
+            "what happens to the blocks of a sequence that is put back: computed again, kept "
+            "in the host tier, or whichever took less time lately",
+            0,
+            0,
+            {},
+            "recompute|swap|auto"},
         o.preemption_mode);
     visit(OptionInfo{"host_cache_memory_bytes", "bytes",
                      "of the host tier, for blocks that the pool evicts or swaps out; 0: none", 0,

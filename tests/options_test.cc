@@ -51,6 +51,7 @@ std::string OtherValue(const OptionInfo& info, const ServerOptions& defaults) {
   if (info.name == "block_size") return "32";
   if (info.name == "memory_utilization") return "0.5";
   if (info.name == "max_num_seqs") return "8";
+  if (info.name == "watermark") return "0.5";
   if (info.max > 0) return std::to_string(static_cast<int64_t>(info.max / 2 + 1));
   return "some-text";
 }
@@ -226,6 +227,24 @@ TEST_F(ConfigTest, ContradictionsNameBothOptionsAndAWayOut) {
            {"model: m\nmemory_utilization: 1.5\n", {"memory_utilization=1.5", "[0.01, 1]"}},
            {"model: m\nmemory_utilization: 0\n", {"memory_utilization=0", "[0.01, 1]"}},
            {"model: m\nmax_num_batched_tokens: 0\n", {"max_num_batched_tokens=0"}},
+           {"model: m\npreemption_mode: swap\n",
+            {"preemption_mode=swap", "host_cache_memory_bytes", "recompute"}},
+           {"model: m\npreemption_mode: auto\n",
+            {"preemption_mode=auto", "host_cache_memory_bytes", "recompute"}},
+           {"model: m\nscheduling_policy: lifo\n",
+            {"scheduling_policy=lifo", "fcfs|priority|shortest_first|fair|prefix_aware"}},
+           {"model: m\npriority_aging_ms: 0\n", {"priority_aging_ms=0", "[1, "}},
+           {"model: m\nwatermark: 1\n", {"watermark=1", "[0, 0.99]"}},
+           {"model: m\ntarget_itl_ms: -1\n", {"target_itl_ms=-1", "[0, 1000000]"}},
+           {"model: m\nnum_speculative_tokens: 65\n", {"num_speculative_tokens=65", "[0, 64]"}},
+           {"model: m\nsuffix_cache_tokens: 511\n", {"suffix_cache_tokens=511", "[512, "}},
+           {"model: m\nspeculation: guess\n", {"speculation=guess", "none|ngram|suffix|draft"}},
+           {"model: m\nspeculation: draft\n", {"speculation=draft", "draft_model", "ngram"}},
+           {"model: m\nspeculation: ngram\nnum_speculative_tokens: 0\n",
+            {"speculation=ngram", "num_speculative_tokens=0", "none"}},
+           {"model: m\ndraft_model: d\nnum_speculative_tokens: 0\n",
+            {"draft_model=d", "num_speculative_tokens=0", "drop"}},
+           {"model: m\ndraft_num_blocks: 0\n", {"draft_num_blocks=0", "[1, "}},
        }) {
     const std::string error = ErrorOf(c.yaml);
     for (const char* part : c.parts) {

@@ -120,6 +120,8 @@ pb::BranchState ToProto(BranchState state) {
       return pb::BRANCH_STATE_PREEMPTED;
     case BranchState::kSwapped:
       return pb::BRANCH_STATE_SWAPPED;
+    case BranchState::kParked:
+      return pb::BRANCH_STATE_PARKED;
   }
   return pb::BRANCH_STATE_UNSPECIFIED;
 }
@@ -130,6 +132,11 @@ void ToProto(const RequestList& list, const RequestView& view, pb::RequestInfo& 
   out.set_max_tokens(U32(view.max_tokens));
   out.set_cached_tokens(U32(view.stats.cached_tokens));
   out.set_preemptions(U32(view.stats.preemptions));
+  out.set_priority(view.priority);
+  out.set_tenant(view.tenant);
+  out.set_draft_tokens(U32(view.stats.draft_tokens));
+  out.set_accepted_draft_tokens(U32(view.stats.accepted_draft_tokens));
+  out.set_beam_width(U32(view.beam_width));
   out.set_age_ms(Ms(view.age_us));
   out.set_queue_ms(Ms(view.queue_us));
   if (view.deadline_in_us) out.set_deadline_in_ms(Ms(*view.deadline_in_us));
@@ -198,6 +205,7 @@ void ToProto(const MemoryProfile& p, pb::MemoryProfile& out) {
   out.set_block_size(U32(p.block_size));
   out.set_rule(p.rule);
   out.set_host_cache(U64(p.host_cache));
+  out.set_draft_model(U64(p.draft_model));
   out.set_max_num_blocks(U32(p.max_num_blocks));
 }
 
@@ -272,6 +280,16 @@ void ToProto(const EngineSnapshot& snapshot, int32_t block_size, pb::BlockStats&
   out.set_resume_hit_tokens(U64(s.resume_hit_tokens));
   out.set_generated_tokens(U64(s.generated_tokens));
   out.set_steps(U64(s.steps));
+  pb::SchedulerStats& scheduler = *out.mutable_scheduler();
+  scheduler.set_policy_changes(U64(s.policy_changes));
+  scheduler.set_scheduled_tokens(U64(s.scheduled_tokens));
+  scheduler.set_beam_steps(U64(s.beam_steps));
+  scheduler.set_beam_forks(U64(s.beam_forks));
+  scheduler.set_draft_tokens(U64(s.draft_tokens));
+  scheduler.set_accepted_draft_tokens(U64(s.accepted_draft_tokens));
+  scheduler.set_draft_chains(U64(s.draft_chains));
+  scheduler.set_step_fixed_us(s.step_fixed_us);
+  scheduler.set_step_us_per_token(s.step_us_per_token);
 
   const CacheStats& c = snapshot.cache;
   out.set_in_step_hit_tokens(U64(c.in_step_tokens));

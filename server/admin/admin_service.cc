@@ -11,9 +11,11 @@
 #include "server/admin/cache_actions.h"
 #include "server/admin/cache_path.h"
 #include "server/admin/inspect.h"
+#include "server/admin/live_config.h"
 #include "server/admin/process_info.h"
 #include "server/convert.h"
 #include "server/grpc/status.h"
+#include "server/scheduling.h"
 #include "server/version.h"
 
 namespace quire {
@@ -84,6 +86,18 @@ void ToProto(const PinInfo& pin, const Scheduler& scheduler, pb::Pin& out) {
 
 }  // namespace
 
+AdminService::AdminService(const ServerFacts& facts, const ServedModel& model,
+                           const CacheLayout& layout, const CacheControl& control, Engine& engine,
+                           const Edge& edge)
+    : facts_(facts),
+      model_(model),
+      layout_(layout),
+      control_(control),
+      engine_(engine),
+      edge_(edge) {
+  ToProto(ToSchedulerOptions(facts.options), live_.config);
+}
+
 grpc::ServerUnaryReactor* AdminService::OnEngine(grpc::CallbackServerContext* context, Work work) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const bool posted = engine_.PostAdminCall({[reactor, work = std::move(work)](Scheduler& s) {
@@ -125,9 +139,15 @@ grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContex
   info->set_draining(edge_.draining());
   info->set_max_model_len(U32(model_.max_model_len));
   info->set_default_max_tokens(U32(o.default_max_tokens));
-  info->set_max_num_seqs(U32(o.max_num_seqs));
-  info->set_max_num_batched_tokens(U32(o.max_num_batched_tokens));
-  info->set_max_queued_requests(U32(o.max_queued_requests));
+  const Live now = live();
+  info->set_paused(now.paused);
+  info->set_max_num_seqs(U32(now.config.max_num_seqs()));
+  info->set_max_num_batched_tokens(U32(now.config.max_num_batched_tokens()));
+  info->set_max_queued_requests(U32(now.config.max_queued_requests()));
+  info->set_num_speculative_tokens(U32(now.config.num_speculative_tokens()));
+  info->set_scheduling_policy(now.config.scheduling_policy());
+  info->set_has_draft_model(model_.has_draft_model);
+  info->set_speculation(o.speculation);
   info->set_max_message_bytes(U64(o.max_message_bytes));
   info->set_max_stream_buffer_bytes(U64(o.max_stream_buffer_bytes));
   info->set_resident_bytes(U64(ResidentBytes()));
@@ -170,6 +190,9 @@ grpc::ServerUnaryReactor* AdminService::GetBlockStats(grpc::CallbackServerContex
                                                       const pb::GetBlockStatsRequest*,
                                                       pb::BlockStats* stats) {
   ToProto(engine_.snapshot(), facts_.options.block_size, *stats);
+  const Live now = live();
+  stats->mutable_scheduler()->set_policy(now.config.scheduling_policy());
+  stats->mutable_scheduler()->set_paused(now.paused);
   if (control_.files != nullptr) ToProto(control_.files(), *stats->mutable_files());
   return Answer(context);
 }
@@ -271,24 +294,74 @@ grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* co
   });
 }
 
+// ---- what is changed while serving ----
+
+void AdminService::FillConfig(Scheduler& scheduler, pb::Config& out) {
+  for (const PagePool& pool : scheduler.blocks().pools())
+    out.add_num_blocks(U32(pool.num_usable()));
+  out.set_main_pool(U32(MainPool(layout_)));
+  ToProto(scheduler.options(), out);
+  const std::lock_guard lock(mutex_);
+  live_.config = out;
+  live_.paused = scheduler.paused();
+}
+
+AdminService::Live AdminService::live() const {
+  const std::lock_guard lock(mutex_);
+  Live copy = live_;
+  copy.paused = copy.paused && !edge_.draining();  // a drain ends a pause
+  return copy;
+}
+
 grpc::ServerUnaryReactor* AdminService::UpdateConfig(grpc::CallbackServerContext* context,
                                                      const pb::UpdateConfigRequest* request,
                                                      pb::Config* reply) {
-  const uint32_t num_blocks = request->num_blocks();
-  if (request->has_num_blocks() && (num_blocks < 1 || num_blocks >= INT32_MAX)) {
-    return Answer(context,
-                  InvalidArgument("num_blocks={} is outside [1, {})", num_blocks, INT32_MAX));
-  }
-  if (request->has_num_blocks() && control_.set_num_blocks == nullptr) {
+  absl::StatusOr<LiveUpdate> update = ReadUpdate(*request);
+  if (!update.ok()) return Answer(context, update.status());
+  if (update->num_blocks && control_.set_num_blocks == nullptr) {
     return Answer(context,
                   absl::UnimplementedError("num_blocks can't be changed while this is served"));
   }
-  return OnEngine(context, [this, num_blocks, reply](Scheduler& s) -> absl::Status {
-    if (num_blocks > 0) {
-      RETURN_IF_ERROR(control_.set_num_blocks(s, static_cast<int32_t>(num_blocks)));
-    }
-    for (const PagePool& pool : s.blocks().pools()) reply->add_num_blocks(U32(pool.num_usable()));
-    reply->set_main_pool(U32(MainPool(layout_)));
+  return OnEngine(context, [this, update = *std::move(update), reply](Scheduler& s) {
+    const absl::Status status = ApplyUpdate(update, control_.set_num_blocks, s);
+    if (status.ok()) FillConfig(s, *reply);
+    return status;
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* context,
+                                                  const pb::GetConfigRequest*, pb::Config* reply) {
+  return OnEngine(context, [this, reply](Scheduler& s) {
+    FillConfig(s, *reply);
+    return absl::OkStatus();
+  });
+}
+
+bool AdminService::SetPaused(Scheduler& scheduler, bool paused) {
+  const bool was = scheduler.paused();
+  scheduler.SetPaused(paused);
+  const std::lock_guard lock(mutex_);
+  live_.paused = paused;
+  return was;
+}
+
+grpc::ServerUnaryReactor* AdminService::Pause(grpc::CallbackServerContext* context,
+                                              const pb::PauseRequest*, pb::PauseResponse* reply) {
+  if (edge_.draining()) {
+    return Answer(context, absl::FailedPreconditionError(
+                               "the server is draining: what runs is to end, not to wait"));
+  }
+  return OnEngine(context, [this, reply](Scheduler& s) {
+    reply->set_was_paused(SetPaused(s, true));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Resume(grpc::CallbackServerContext* context,
+                                               const pb::ResumeRequest*,
+                                               pb::ResumeResponse* reply) {
+  return OnEngine(context, [this, reply](Scheduler& s) {
+    reply->set_was_paused(SetPaused(s, false));
     return absl::OkStatus();
   });
 }

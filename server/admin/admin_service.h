@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <mutex>
 
 #include "models/runtime.h"
 #include "quire/v1/quire.grpc.pb.h"
@@ -36,13 +37,7 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
  public:
   // All outlive the server that this is registered with.
   AdminService(const ServerFacts& facts, const ServedModel& model, const CacheLayout& layout,
-               const CacheControl& control, Engine& engine, const Edge& edge)
-      : facts_(facts),
-        model_(model),
-        layout_(layout),
-        control_(control),
-        engine_(engine),
-        edge_(edge) {}
+               const CacheControl& control, Engine& engine, const Edge& edge);
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const ::quire::v1::GetServerInfoRequest* request,
@@ -80,6 +75,15 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* UpdateConfig(grpc::CallbackServerContext* context,
                                          const ::quire::v1::UpdateConfigRequest* request,
                                          ::quire::v1::Config* reply) override;
+  grpc::ServerUnaryReactor* GetConfig(grpc::CallbackServerContext* context,
+                                      const ::quire::v1::GetConfigRequest* request,
+                                      ::quire::v1::Config* reply) override;
+  grpc::ServerUnaryReactor* Pause(grpc::CallbackServerContext* context,
+                                  const ::quire::v1::PauseRequest* request,
+                                  ::quire::v1::PauseResponse* reply) override;
+  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,
+                                   const ::quire::v1::ResumeRequest* request,
+                                   ::quire::v1::ResumeResponse* reply) override;
   grpc::ServerUnaryReactor* SaveCache(grpc::CallbackServerContext* context,
                                       const ::quire::v1::SaveCacheRequest* request,
                                       ::quire::v1::CacheTransfer* reply) override;
@@ -89,6 +93,16 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
 
  private:
   using Work = std::function<absl::Status(Scheduler&)>;
+  // As the last calls left it, for answers that don't wait for the engine.
+  struct Live {
+    ::quire::v1::Config config;
+    bool paused = false;
+  };
+  Live live() const;  // any thread
+  // Engine thread.
+  void FillConfig(Scheduler& scheduler, ::quire::v1::Config& out);
+  bool SetPaused(Scheduler& scheduler, bool paused);  // what it was before
+
   // Runs `work`, which fills the call's reply, on the engine thread, and ends the call.
   grpc::ServerUnaryReactor* OnEngine(grpc::CallbackServerContext* context, Work work);
   // Streams what `copy` returns, in batches; `status` instead if it is an error.
@@ -106,6 +120,8 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
   const CacheControl& control_;
   Engine& engine_;
   const Edge& edge_;
+  mutable std::mutex mutex_;
+  Live live_;  // guarded by mutex_
 };
 
 }  // namespace quire

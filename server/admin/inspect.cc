@@ -64,12 +64,13 @@ std::vector<std::vector<PageId>> CopyTables(const absl::InlinedVector<PageTable,
   return tables;
 }
 
-BranchView CopyBranch(const LiveRequest& live, const Sequence& seq, bool tables) {
+BranchView CopyBranch(const LiveRequest& live, const LiveBranch& branch, bool tables) {
+  const Sequence& seq = *branch.seq;
   BranchView view{.branch = seq.branch,
                   .computed_tokens = seq.num_computed_tokens,
                   .total_tokens = seq.num_tokens()};
   if (seq.status == SequenceStatus::kRunning) {
-    view.state = BranchState::kRunning;
+    view.state = branch.has_candidates ? BranchState::kParked : BranchState::kRunning;
   } else if (live.admitted) {
     view.state = seq.swapped ? BranchState::kSwapped : BranchState::kPreempted;
   }
@@ -138,8 +139,14 @@ RequestList CopyRequests(const Scheduler& scheduler, const std::string& request_
     if (!request_id.empty() && live.request->client_id != request_id) return;
     if (all.empty() || all.back() != &live) all.push_back(&live);
   });
-  std::sort(all.begin(), all.end(),
-            [](const LiveRequest* a, const LiveRequest* b) { return a->order < b->order; });
+  // Some policies rank those that have run by when that was, and the queue by something else.
+  const SchedulingPolicy policy = scheduler.options().policy;
+  const bool admitted_first =
+      policy == SchedulingPolicy::kFair || policy == SchedulingPolicy::kPrefixAware;
+  std::sort(all.begin(), all.end(), [&](const LiveRequest* a, const LiveRequest* b) {
+    if (admitted_first && a->admitted != b->admitted) return a->admitted;
+    return std::pair(a->rank, a->order) < std::pair(b->rank, b->order);
+  });
   list.truncated = all.size() > limit;
   if (list.truncated) all.resize(limit);
   const Clock::time_point now = Clock::now();
@@ -149,13 +156,16 @@ RequestList CopyRequests(const Scheduler& scheduler, const std::string& request_
     view.request_id = request.client_id;
     view.stats = live->stats;
     view.max_tokens = request.stop.max_tokens;
+    view.priority = request.priority;
+    view.tenant = request.tenant;
+    view.beam_width = request.beam.on() ? request.beam.beam_width : 0;
     view.age_us = Us(now - request.arrival);
     view.queue_us = live->admitted ? live->stats.queue_us : view.age_us;
     if (request.deadline != Clock::time_point::max()) {
       view.deadline_in_us = Us(request.deadline - now);
     }
     for (const LiveBranch& branch : live->branches) {
-      if (branch.seq != nullptr) view.branches.push_back(CopyBranch(*live, *branch.seq, tables));
+      if (branch.seq != nullptr) view.branches.push_back(CopyBranch(*live, branch, tables));
     }
   }
   return list;

@@ -42,7 +42,7 @@ struct BlockList {
 
 BlockList CopyBlocks(const Scheduler& scheduler, const BlockFilter& filter);
 
-enum class BranchState : uint8_t { kQueued, kRunning, kPreempted, kSwapped };
+enum class BranchState : uint8_t { kQueued, kRunning, kPreempted, kSwapped, kParked };
 
 struct BranchView {
   int32_t branch = 0;
@@ -56,11 +56,14 @@ struct BranchView {
 
 struct RequestView {
   std::string request_id;
-  RequestStats stats;  // prompt_tokens, cached_tokens, preemptions
+  RequestStats stats;  // prompt_tokens, cached_tokens, preemptions, guesses
   int32_t max_tokens = 0;
   int64_t age_us = 0;
   int64_t queue_us = 0;
   std::optional<int64_t> deadline_in_us;
+  int32_t priority = 0;
+  std::string tenant;
+  int32_t beam_width = 0;  // 0 = no beam search
   std::vector<BranchView> branches;
 };
 

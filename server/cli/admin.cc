@@ -1,8 +1,10 @@
 // server/cli/admin.cc -- `quire admin`: looks into a running daemon's cache, and acts on it.
 #include <fmt/format.h>
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/util/json_util.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -18,6 +20,7 @@
 #include "server/cli/admin_text.h"
 #include "server/cli/client.h"
 #include "server/cli/commands.h"
+#include "server/options.h"
 
 namespace quire {
 namespace {
@@ -28,7 +31,9 @@ constexpr const char* kHelp =
     "What is wrong?       quire admin stats      who holds the blocks, what was evicted and why\n"
     "Who holds them?      quire admin requests   then: quire admin blocks --request ID\n"
     "Why no prefix hits?  quire admin tree       which prefixes are cached, under which salt\n"
-    "Out of memory?       quire admin memory     what it is for; quire admin resize N changes it";
+    "Out of memory?       quire admin memory     what it is for; quire admin resize N changes it\n"
+    "Too slow, unfair?    quire admin config     limits and policy; config set NAME=VALUE changes\n"
+    "Hands off for now?   quire admin pause      nothing is computed until: quire admin resume";
 
 struct AdminOptions {
   ServerAddress address;
@@ -47,6 +52,7 @@ struct AdminOptions {
   int64_t pin_id = 0;
   uint32_t num_blocks = 0;
   std::string directory;
+  std::vector<std::string> change;  // "set", then name=value ...
 };
 
 class Client {
@@ -198,6 +204,90 @@ int RunResize(const AdminOptions& o) {
   return Client(o).Unary(&pb::Admin::Stub::UpdateConfig, request, ConfigText);
 }
 
+template <typename T>
+bool ParseNumber(const std::string& text, T& value) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && rest == end;
+}
+
+// "name=value" into the field of that name; the daemon checks ranges. What is wrong, or "".
+std::string ReadChange(const std::string& change, pb::UpdateConfigRequest& request) {
+  using google::protobuf::FieldDescriptor;
+  const size_t equals = change.find('=');
+  const std::string name = change.substr(0, equals);
+  const google::protobuf::Descriptor& all = *request.GetDescriptor();
+  const FieldDescriptor* const field = all.FindFieldByName(name);
+  if (field == nullptr) {
+    std::vector<std::string> known;
+    for (int i = 0; i < all.field_count(); ++i) known.push_back(all.field(i)->name());
+    return fmt::format("{} can't be changed while serving; did you mean {}?", name,
+                       Nearest(name, known));
+  }
+  if (equals == std::string::npos)
+    return fmt::format("{} has no value; write {}=VALUE", name, name);
+  const std::string value = change.substr(equals + 1);
+  const google::protobuf::Reflection& fields = *request.GetReflection();
+  if (fields.HasField(request, field)) return fmt::format("{} is set twice", name);
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      fields.SetString(&request, field, value);
+      return "";
+    case FieldDescriptor::CPPTYPE_DOUBLE: {
+      double number = 0;
+      if (!ParseNumber(value, number)) return fmt::format("{}={} is not a number", name, value);
+      fields.SetDouble(&request, field, number);
+      return "";
+    }
+    case FieldDescriptor::CPPTYPE_UINT32: {
+      uint32_t number = 0;
+      if (!ParseNumber(value, number)) {
+        return fmt::format("{}={} is not a whole number", name, value);
+      }
+      fields.SetUInt32(&request, field, number);
+      return "";
+    }
+    default: {
+      int32_t number = 0;
+      if (!ParseNumber(value, number)) {
+        return fmt::format("{}={} is not a whole number", name, value);
+      }
+      fields.SetInt32(&request, field, number);
+      return "";
+    }
+  }
+}
+
+int RunConfig(const AdminOptions& o) {
+  const Client client(o);
+  if (o.change.empty()) {
+    return client.Unary(&pb::Admin::Stub::GetConfig, pb::GetConfigRequest(), ConfigText);
+  }
+  if (o.change[0] != "set" || o.change.size() < 2) {
+    return Fail(kExitUsage, "write: quire admin config set NAME=VALUE ...; without `set` it shows");
+  }
+  pb::UpdateConfigRequest request;
+  for (size_t i = 1; i < o.change.size(); ++i) {
+    const std::string wrong = ReadChange(o.change[i], request);
+    if (!wrong.empty()) return Fail(kExitUsage, wrong.c_str());
+  }
+  return client.Unary(&pb::Admin::Stub::UpdateConfig, request, ConfigText);
+}
+
+int RunPause(const AdminOptions& o) {
+  return Client(o).Unary(
+      &pb::Admin::Stub::Pause, pb::PauseRequest(), [](const pb::PauseResponse& reply) {
+        return std::string(reply.was_paused() ? "was paused already\n" : "paused; requests wait\n");
+      });
+}
+
+int RunResume(const AdminOptions& o) {
+  return Client(o).Unary(
+      &pb::Admin::Stub::Resume, pb::ResumeRequest(), [](const pb::ResumeResponse& reply) {
+        return std::string(reply.was_paused() ? "goes on\n" : "was not paused\n");
+      });
+}
+
 int RunSave(const AdminOptions& o) {
   pb::SaveCacheRequest request;
   request.set_directory(o.directory);
@@ -279,6 +369,12 @@ Subcommand MakeAdmin(CLI::App& parent) {
   command =
       add("resize", "change the number of blocks while serving", [o] { return RunResize(*o); });
   command->add_option("num_blocks", o->num_blocks, "of the main pool")->required();
+  command = add("config", "limits and policy; `set NAME=VALUE ...` changes them while serving",
+                [o] { return RunConfig(*o); });
+  command->add_option("change", o->change, "set, then NAME=VALUE: all of them or none");
+  add("pause", "compute nothing for now; requests are taken in, deadlines hold",
+      [o] { return RunPause(*o); });
+  add("resume", "go on after a pause", [o] { return RunResume(*o); });
   command = add("save", "write cached prefixes to files", [o] { return RunSave(*o); });
   command->add_option("directory", o->directory, "below the daemon's cache_directory")->required();
   command = add("load", "read cached prefixes from files", [o] { return RunLoad(*o); });

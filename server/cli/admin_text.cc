@@ -75,6 +75,8 @@ const char* NameOf(pb::BranchState state) {
       return "preempted";
     case pb::BRANCH_STATE_SWAPPED:
       return "swapped";
+    case pb::BRANCH_STATE_PARKED:
+      return "parked";
     default:
       return "?";
   }
@@ -141,6 +143,14 @@ std::string StatsText(const pb::BlockStats& s) {
       s.cached_tokens(), s.prompt_tokens(), Share(s.cached_tokens(), s.prompt_tokens()),
       s.in_step_hit_tokens(), s.partial_hit_tokens(), s.prefix_nodes() - s.prefix_roots(),
       s.prefix_roots(), s.pins(), s.forks(), s.copied_blocks(), s.merged_blocks(), s.collisions());
+  const pb::SchedulerStats& d = s.scheduler();
+  text += fmt::format(
+      "scheduler: policy {}{}, changed {} times; a step takes {:.2f} ms + {:.1f} us a token\n"
+      "  guesses: {} of {} right ({}), {} further chains; beams: {} steps, {} forks\n",
+      d.policy(), d.paused() ? " (paused)" : "", d.policy_changes(), d.step_fixed_us() / 1e3,
+      d.step_us_per_token(), d.accepted_draft_tokens(), d.draft_tokens(),
+      Share(d.accepted_draft_tokens(), d.draft_tokens()), d.draft_chains(), d.beam_steps(),
+      d.beam_forks());
   for (int i = 0; i < s.pools_size(); ++i) {
     const pb::PoolStats& p = s.pools(i);
     text += fmt::format(
@@ -177,20 +187,23 @@ std::string BlocksText(const pb::BlockBatch& all) {
 }
 
 std::string RequestsText(const pb::RequestBatch& all, bool tables) {
-  std::string text = fmt::format("{:<24} {:>3} {:<9} {:>9} {:>9} {:>8} {:>8} {:>15} {:>7} {:>9}\n",
-                                 "request", "out", "state", "age", "queued", "prompt", "cached",
-                                 "computed", "blocks", "put back");
+  std::string text =
+      fmt::format("{:<24} {:>3} {:<9} {:>9} {:>9} {:>8} {:>8} {:>15} {:>7} {:>9} {:>11} {:>8} {}\n",
+                  "request", "out", "state", "age", "queued", "prompt", "cached", "computed",
+                  "blocks", "put back", "guesses", "priority", "tenant");
   for (const pb::RequestInfo& r : all.requests()) {
     for (const pb::BranchInfo& b : r.branches()) {
       int64_t blocks = 0;
       for (const pb::TableInfo& t : b.tables()) {
         blocks += t.blocks_size() - std::count(t.blocks().begin(), t.blocks().end(), 0u);
       }
-      text += fmt::format("{:<24} {:>3} {:<9} {:>9} {:>9} {:>8} {:>8} {:>15} {:>7} {:>9}\n",
-                          r.request_id(), b.output_index(), NameOf(b.state()), Duration(r.age_ms()),
-                          Duration(r.queue_ms()), r.prompt_tokens(), r.cached_tokens(),
-                          fmt::format("{}/{}", b.computed_tokens(), b.total_tokens()), blocks,
-                          r.preemptions());
+      text += fmt::format(
+          "{:<24} {:>3} {:<9} {:>9} {:>9} {:>8} {:>8} {:>15} {:>7} {:>9} {:>11} {:>8} {}\n",
+          r.request_id(), b.output_index(), NameOf(b.state()), Duration(r.age_ms()),
+          Duration(r.queue_ms()), r.prompt_tokens(), r.cached_tokens(),
+          fmt::format("{}/{}", b.computed_tokens(), b.total_tokens()), blocks, r.preemptions(),
+          fmt::format("{}/{}", r.accepted_draft_tokens(), r.draft_tokens()), r.priority(),
+          Quoted(r.tenant()));
       if (!tables) continue;
       for (const pb::TableInfo& t : b.tables()) text += TableText(t, "blocks");
       for (const pb::TableInfo& t : b.swapped_tables()) text += TableText(t, "host slots");
@@ -264,6 +277,7 @@ std::string MemoryText(const pb::MemoryProfile& m) {
   line("activations of a full step", m.activation_peak());
   for (const pb::MemoryPart& part : m.activation_parts()) line("  " + part.what(), part.bytes());
   line("reserve", m.reserve());
+  if (m.draft_model() > 0) line("draft model", m.draft_model(), "weights, cache and activations");
   line("kv pool", m.kv_pool(),
        fmt::format("{} blocks of {} tokens by {}, {} bytes a token", m.num_blocks(), m.block_size(),
                    m.rule(), m.bytes_per_token()));
@@ -299,6 +313,17 @@ std::string ConfigText(const pb::Config& config) {
     text += fmt::format("pool {}: {} blocks{}\n", i, config.num_blocks(i),
                         static_cast<uint32_t>(i) == config.main_pool() ? " (num_blocks)" : "");
   }
+  const auto line = [&](const char* name, const auto& value) {
+    text += fmt::format("{}={}\n", name, value);
+  };
+  line("max_num_seqs", config.max_num_seqs());
+  line("max_num_batched_tokens", config.max_num_batched_tokens());
+  line("max_queued_requests", config.max_queued_requests());
+  line("watermark", config.watermark());
+  line("scheduling_policy", config.scheduling_policy());
+  line("long_prefill_token_threshold", config.long_prefill_token_threshold());
+  line("target_itl_ms", config.target_itl_ms());
+  line("num_speculative_tokens", config.num_speculative_tokens());
   return text;
 }
 

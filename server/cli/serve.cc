@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "models/draft_proposer.h"
 #include "server/admin/process_info.h"
 #include "server/cli/commands.h"
 #include "server/config_sources.h"
@@ -115,6 +116,15 @@ void LogLimits(const ServerFacts& facts, const ServedModel& model) {
       "max_num_batched_tokens={} per step, pool of {} blocks * {} = {} tokens",
       o.max_num_seqs, o.max_queued_requests, o.max_num_batched_tokens, facts.memory.num_blocks,
       facts.memory.block_size, int64_t{facts.memory.num_blocks} * facts.memory.block_size);
+  spdlog::info(
+      "scheduling: policy {}, at most {} tokens of a prompt per step, inter-token goal {}, "
+      "{} guesses per step by {} unless a request says otherwise{}",
+      o.scheduling_policy,
+      o.long_prefill_token_threshold > 0 ? o.long_prefill_token_threshold
+                                         : o.max_num_batched_tokens,
+      o.target_itl_ms > 0 ? fmt::format("{} ms", o.target_itl_ms) : std::string("none"),
+      o.num_speculative_tokens, o.speculation,
+      o.draft_model.empty() ? std::string() : fmt::format(", draft model {}", o.draft_model));
   spdlog::info("limits of one connection: max_message_bytes={}, max_stream_buffer_bytes={}",
                o.max_message_bytes, o.max_stream_buffer_bytes);
 }
@@ -182,6 +192,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const ServerOptions& options
   parts.rope_regime = [&runtime](int32_t tokens) { return runtime.RopeRegimeOf(tokens); };
   parts.blocks = &runtime.block_manager();
   parts.executor = &runtime.executor();
+  parts.draft = runtime.draft_model();
   parts.cache.set_num_blocks = [&runtime](Scheduler& scheduler, int32_t num_blocks) {
     return runtime.SetNumBlocks(scheduler, num_blocks);
   };

@@ -58,6 +58,21 @@ class AdminTest(unittest.TestCase):
             self.assertEqual(self.json(daemon, "memory")["pools"][0]["num_blocks"], 300)
             self.assertIn("weights", self.admin(daemon, "memory"))
 
+            self.assertEqual(self.json(daemon, "config")["scheduling_policy"], "fcfs")
+            changed = self.admin(daemon, "config", "set", "scheduling_policy=fair",
+                                 "max_num_seqs=8", "watermark=0.05", "num_blocks=250")
+            for line in ["scheduling_policy=fair\n", "max_num_seqs=8\n", "watermark=0.05\n",
+                         "pool 0: 250 blocks"]:
+                self.assertIn(line, changed)
+            self.assertEqual(changed, self.admin(daemon, "config"))
+            self.assertIn("paused", self.admin(daemon, "pause"))
+            self.assertIn("policy fair (paused), changed 1 times", self.admin(daemon, "stats"))
+            stream = daemon.generation.Generate(greedy([5, 6, 7], 3))
+            while self.json(daemon, "stats")["queued_requests"] != 1:
+                self.admin(daemon, "config")
+            self.assertIn("goes on", self.admin(daemon, "resume"))
+            self.assertEqual(len(collect(stream)[0]), 3)
+
             self.assertIn("saved 4 prefix blocks, 64 tokens", self.admin(daemon, "save", "nightly"))
             self.assertIn("4 blocks of tokens forgotten", self.admin(daemon, "flush", "--all"))
             self.assertEqual(self.json(daemon, "stats")["cached_blocks"], 0)
@@ -69,6 +84,11 @@ class AdminTest(unittest.TestCase):
             for args, code, part in [
                     (["flush"], 2, "--all, or --salt"),
                     (["resize", "0"], 1, "num_blocks=0"),
+                    (["config", "set", "max_seqs=1"], 2, "did you mean max_num_seqs?"),
+                    (["config", "set", "max_num_seqs"], 2, "write max_num_seqs=VALUE"),
+                    (["config", "set", "max_num_seqs=x"], 2, "max_num_seqs=x is not a whole number"),
+                    (["config", "set", "watermark=1", "max_num_seqs=2"], 1, "watermark=1 is outside"),
+                    (["config", "change"], 2, "quire admin config set NAME=VALUE"),
                     (["unpin", "7"], 1, "NOT_FOUND: pin_id=7"),
                     (["save", "x"], 1, "FAILED_PRECONDITION: cache_directory is not set"),
                     (["blocks", "--limit", "0"], 1, "limit=0 is outside [1, 100000]")]:

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/draft_proposer.h"
 #include "models/runtime.h"
 #include "tests/support/server_rig.h"
 #include "tests/weight_files.h"
@@ -101,6 +102,7 @@ class ModelRig {
     parts.model.max_message_bytes = static_cast<size_t>(server.max_message_bytes);
     parts.blocks = &runtime_->block_manager();
     parts.executor = executor_.get();
+    parts.draft = runtime_->draft_model();
     parts.rope_regime = [this](int32_t tokens) { return runtime_->RopeRegimeOf(tokens); };
     parts.cache.set_num_blocks = [this](Scheduler& s, int32_t n) {
       return runtime_->SetNumBlocks(s, n);
