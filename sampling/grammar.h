@@ -155,7 +155,8 @@ class GrammarMatcher {
   // Follows a token. False, and nothing changes, if the grammar does not allow it.
   bool Accept(TokenId token);
 
-  // Takes back the last `n` accepted tokens. REQUIRES: 0 <= n <= num_accepted().
+  // Takes back the last `n` accepted tokens, and a failure that came with them. REQUIRES: 0 <= n <=
+  // num_accepted().
   void Rollback(int32_t n);
   int32_t num_accepted() const;
 
@@ -166,8 +167,8 @@ class GrammarMatcher {
   // The text so far is complete and nothing but an end may follow.
   bool MustEnd();
 
-  // Bytes that every continuation begins with; empty if there is a choice or the text may end. May
-  // end within a character. Changes nothing.
+  // Bytes that every continuation begins with, at most 1,024; empty if there is a choice or the
+  // text may end. May end within a character. Worked out when the last ones are used up.
   std::string ForcedText();
 
   // Not ok once this grammar cost more than it may at some token: the request should fail with it.

@@ -11,6 +11,8 @@ constexpr size_t kStepBytes = size_t{256} << 20;
 constexpr std::chrono::milliseconds kStepTime{500};
 // Forced text is worked out byte by byte: some 20,000 bytes of it.
 constexpr size_t kForcedBytes = size_t{8} << 20;
+// And so many bytes of it are told: no step can use more.
+constexpr size_t kMostForced = 1024;
 
 }  // namespace
 
@@ -23,6 +25,11 @@ struct GrammarMatcher::Impl {
     if (stop_ids.empty()) return xgrammar::GrammarMatcher(grammar->impl_->grammar);
     return xgrammar::GrammarMatcher(grammar->impl_->grammar,
                                     std::vector<int>(stop_ids.begin(), stop_ids.end()));
+  }
+  // Goes the way again, after a failure in the middle of something.
+  void Restart() {
+    matcher = MakeMatcher();
+    for (const TokenId token : accepted) CHECK(matcher.AcceptToken(token));
   }
   bool IsStop(TokenId token) const {
     return std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
@@ -38,10 +45,15 @@ struct GrammarMatcher::Impl {
   std::vector<TokenId> accepted;
   std::vector<int32_t> scratch;  // a mask
   absl::Status status;
+  size_t failed_at = 0;  // accepted tokens when `status` ceased to be OK
+  // What was forced after forced_at accepted tokens: worked out once, then followed.
+  std::string forced;
+  size_t forced_at = 0;
 };
 
 void GrammarMatcher::Impl::Fail(const GrammarBudget& budget, const std::string& error) {
   if (!status.ok()) return;
+  failed_at = accepted.size();
   const char* what = nullptr;
   if (budget.exceeded() == GrammarBudget::Exceeded::kBytes) what = "memory";
   if (budget.exceeded() == GrammarBudget::Exceeded::kTime) what = "time";
@@ -112,6 +124,7 @@ void GrammarMatcher::FillMask(std::span<int32_t> words) {
   }
   const bool any = std::any_of(words.begin(), words.end(), [](int32_t word) { return word != 0; });
   if (any || impl.matcher.IsCompleted()) return;
+  impl.failed_at = impl.accepted.size();
   impl.status = InvalidArgument("guided: no token of the vocabulary continues the text at token {}",
                                 impl.accepted.size());
   impl.StopsOnly(words);
@@ -139,8 +152,16 @@ bool GrammarMatcher::Accept(TokenId token) {
 void GrammarMatcher::Rollback(int32_t n) {
   CHECK(n >= 0 && n <= num_accepted(), "roll back {} of {} tokens", n, num_accepted());
   if (n == 0) return;
-  impl_->matcher.Rollback(n);
-  impl_->accepted.resize(impl_->accepted.size() - static_cast<size_t>(n));
+  Impl& impl = *impl_;
+  impl.accepted.resize(impl.accepted.size() - static_cast<size_t>(n));
+  if (impl.accepted.size() < impl.forced_at) impl.forced.clear();
+  if (impl.status.ok() || impl.accepted.size() >= impl.failed_at) {
+    impl.matcher.Rollback(n);
+    return;
+  }
+  // It failed on a path that was not taken.
+  impl.status = absl::OkStatus();
+  impl.Restart();
 }
 
 int32_t GrammarMatcher::num_accepted() const {
@@ -165,16 +186,29 @@ bool GrammarMatcher::MustEnd() {
 
 std::string GrammarMatcher::ForcedText() {
   Impl& impl = *impl_;
-  std::string text;
-  if (!impl.status.ok() || impl.matcher.IsTerminated()) return text;
+  if (!impl.status.ok() || impl.matcher.IsTerminated()) return {};
+  // What is left of the last one, if the tokens since are its beginning.
+  if (impl.forced_at < impl.accepted.size() && !impl.forced.empty()) {
+    const std::vector<std::string>& bytes =
+        impl.grammar->impl_->grammar.GetTokenizerInfo().GetDecodedVocab();
+    size_t followed = 0;
+    for (size_t i = impl.forced_at; i < impl.accepted.size(); ++i) {
+      const std::string& token = bytes[static_cast<size_t>(impl.accepted[i])];
+      if (impl.forced.compare(followed, token.size(), token) != 0) {
+        followed = impl.forced.size();
+        break;
+      }
+      followed += token.size();
+    }
+    impl.forced.erase(0, followed);
+  }
+  impl.forced_at = impl.accepted.size();
+  if (!impl.forced.empty()) return impl.forced.substr(0, kMostForced);
   GrammarBudget budget(kForcedBytes, kStepTime);
   const std::string error =
-      CatchGrammarErrors([&] { text = impl.matcher.FindJumpForwardString(); });
-  if (error.empty()) return text;
-  // It was thrown out in the middle of its bytes: go the way again.
-  impl.matcher = impl.MakeMatcher();
-  for (const TokenId token : impl.accepted) CHECK(impl.matcher.AcceptToken(token));
-  return {};
+      CatchGrammarErrors([&] { impl.forced = impl.matcher.FindJumpForwardString(); });
+  if (!error.empty()) impl.Restart();
+  return impl.forced.substr(0, kMostForced);
 }
 
 const absl::Status& GrammarMatcher::status() const { return impl_->status; }

@@ -117,6 +117,7 @@ void Scheduler::Admit(Submit submit, std::vector<TokenEvent>& events) {
   }
   stored.branches[0].seq = std::move(seq);
   queue_.Push(stored);
+  if (options_.policy != SchedulingPolicy::kFcfs) blocked_.by_pages = false;  // it may be first
 }
 
 // The edge saw a stop string end inside the branch's text; tokens after that never happened. They

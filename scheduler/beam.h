@@ -1,7 +1,7 @@
 // scheduler/beam.h -- beam search: which beams go on with which token, which sequences are kept,
 // and when the search ends. Bookkeeping only: no pages, no sequences, no model.
 //
-// Called by commit.cc with the best tokens of each open beam's row; it then forks, reorders and
+// Called by beams.cc with the best tokens of each open beam's row; it then forks, reorders and
 // drops the sequences as told. Thread: the engine's.
 //
 // The rules are those of `generate(num_beams=...)` in transformers 5.16, and for groups those of

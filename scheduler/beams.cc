@@ -41,6 +41,13 @@ void Scheduler::AdvanceBeams(LiveRequest& live, std::vector<TokenEvent>& events)
     parents.push_back(std::move(seq));
   }
   live.forked = true;
+  for (const std::unique_ptr<Sequence>& seq : parents) {
+    if (seq->grammar == nullptr || seq->grammar->status().ok()) continue;
+    const absl::Status why = seq->grammar->status();
+    parents.clear();
+    EndRequest(live, FinishReason::kError, why, events);
+    return;
+  }
   const std::vector<NextBeam> next = live.beam->Advance(rows);
   ++counters_.beam_steps;
   counters_.generated_tokens += static_cast<int64_t>(next.size());
@@ -64,7 +71,12 @@ void Scheduler::AdvanceBeams(LiveRequest& live, std::vector<TokenEvent>& events)
       seq->branch = branch;
     }
     seq->tokens.push_back(next[i].token);
-    if (seq->grammar != nullptr) seq->grammar->Accept(next[i].token);
+    if (const absl::Status fits = FollowGrammar(*seq, next[i].token); !fits.ok()) {
+      seq.reset();
+      parents.clear();
+      EndRequest(live, FinishReason::kError, fits, events);
+      return;
+    }
     PutIn(live, std::move(seq));
   }
   for (LiveBranch& branch : live.branches) {
@@ -87,6 +99,7 @@ void Scheduler::PutIn(LiveRequest& live, std::unique_ptr<Sequence> seq) {
     slots_taken_ += live.slots();
   } else {
     waiting_.emplace(key, LiveSeq{&live, seq.get()});
+    blocked_.by_pages = false;
   }
   live.branches[static_cast<size_t>(seq->branch)].seq = std::move(seq);
 }

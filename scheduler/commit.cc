@@ -41,10 +41,10 @@ void Scheduler::Commit(const ScheduledBatch& batch, const StepOutput& output,
   };
   size_t prompt_row = 0;
   for (size_t i = 0; i < in_flight.size(); ++i) {
-    if (in_flight[i].main != nullptr) continue;
-    const LiveSeq s{in_flight[i].live, in_flight[i].seq};
     const ScheduledSeq& planned = batch.seqs[i];
     CheckRows(i, planned, rows_of(i));
+    if (in_flight[i].main != nullptr) continue;
+    const LiveSeq s{in_flight[i].live, in_flight[i].seq};
     const auto num_prompt_rows = static_cast<size_t>(planned.num_prompt_logprobs);
     CHECK(prompt_row + num_prompt_rows <= output.prompt_rows.size(), "{} prompt rows, more asked",
           output.prompt_rows.size());
@@ -91,7 +91,7 @@ void Scheduler::CheckRows(size_t index, const ScheduledSeq& planned,
 // What steps cost, for choices that change no output.
 void Scheduler::Measure(const ScheduledBatch& batch, const StepOutput& output) {
   const double us = std::chrono::duration<double, std::micro>(now_() - planned_at_).count();
-  cost_.OnStep(batch.num_tokens, std::max(0.0, us - output.page_ops_us));
+  cost_.OnStep(batch.num_tokens, std::max(0.0, us - output.page_ops_us - propose_us_));
   cost_.OnPageOps(static_cast<int64_t>(batch.copies.size()), output.page_ops_us);
 }
 
@@ -163,13 +163,15 @@ void Scheduler::AppendToken(const LiveSeq& s, const Sampled& sampled,
   // With a grammar an end is only chosen where it may come, or where nothing else may.
   const bool may_stop =
       num_output > s.live->request->sampling.min_tokens || s.seq->grammar != nullptr;
-  if (may_stop && (Contains(stop.eos_token_ids, sampled.token) ||
-                   Contains(stop.stop_token_ids, sampled.token))) {
-    event.stop_token = sampled.token;
-    EndBranch(*s.live, branch, FinishReason::kStop, std::move(event), events);
-  } else if (const absl::Status fits = FollowGrammar(*s.seq, sampled.token); !fits.ok()) {
+  // First of all: a grammar that failed allows nothing but an end, which would look like a good
+  // one.
+  if (const absl::Status fits = FollowGrammar(*s.seq, sampled.token); !fits.ok()) {
     event.error = fits;
     EndBranch(*s.live, branch, FinishReason::kError, std::move(event), events);
+  } else if (may_stop && (Contains(stop.eos_token_ids, sampled.token) ||
+                          Contains(stop.stop_token_ids, sampled.token))) {
+    event.stop_token = sampled.token;
+    EndBranch(*s.live, branch, FinishReason::kStop, std::move(event), events);
   } else if (s.seq->grammar != nullptr && stop.eos_token_ids.empty() && s.seq->grammar->MustEnd()) {
     EndBranch(*s.live, branch, FinishReason::kStop, std::move(event), events);
   } else if (num_output >= stop.max_tokens) {
@@ -183,6 +185,7 @@ void Scheduler::AppendToken(const LiveSeq& s, const Sampled& sampled,
 // usable logit brings; whatever the matcher says of a grammar that costs too much.
 absl::Status Scheduler::FollowGrammar(Sequence& seq, TokenId token) {
   if (seq.grammar == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(seq.grammar->status());
   if (!seq.grammar->Accept(token)) {
     RETURN_IF_ERROR(seq.grammar->status());
     return Error(absl::StatusCode::kInternal,
@@ -263,10 +266,13 @@ std::unique_ptr<Sequence> Scheduler::TakeOut(LiveRequest& live, int32_t branch) 
   if (seq->status == SequenceStatus::kRunning) {
     running_.erase(live.key(*seq));
     slots_taken_ -= live.slots();
-  } else if (live.admitted) {
-    waiting_.erase(live.key(*seq));
   } else {
-    queue_.Erase(live);
+    blocked_.by_pages = false;  // it may have been the first
+    if (live.admitted) {
+      waiting_.erase(live.key(*seq));
+    } else {
+      queue_.Erase(live);
+    }
   }
   return seq;
 }

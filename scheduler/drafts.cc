@@ -6,6 +6,12 @@
 #include "scheduler/scheduler.h"
 
 namespace quire {
+namespace {
+
+// Copying a sequence's tokens, hashes and tables for a further chain.
+constexpr double kForkUsPerToken = 0.002;
+
+}  // namespace
 
 void Scheduler::SetProposer(SpeculationMethod method, Proposer* proposer) {
   proposers_[static_cast<size_t>(method)] = proposer;
@@ -24,6 +30,8 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
   if (options_.num_speculative_tokens == 0) return;
   if (cost_.us_per_token() <= 0) return;  // no step was measured yet
   draft_plans_.clear();
+  double dearest = 0;
+  int32_t longest = 0;
   for (size_t i = 0; i < batch.seqs.size(); ++i) {
     const ScheduledSeq& s = batch.seqs[i];
     if (s.num_samples != 1 || s.num_tokens != 1 + s.num_drafts) return;
@@ -31,19 +39,25 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
     const Request& request = *s.seq->request;
     const Proposer* const proposer = proposers_[static_cast<size_t>(MethodFor(request))];
     if (s.num_candidates > 0 || s.num_drafts > 0 || proposer == nullptr) continue;
-    plan.start_us = proposer->NumBehind(*s.seq) * us_per_draft_;
+    plan.start_us =
+        proposer->NumBehind(*s.seq) * us_per_draft_[static_cast<size_t>(MethodFor(request))];
     const SpeculationParams& asked = request.speculation;
     // The step's own sample is a token, too.
     plan.max_tokens = std::min({options_.num_speculative_tokens,
                                 asked.num_tokens > 0 ? asked.num_tokens : kMaxSpeculativeTokens,
                                 request.stop.max_tokens - s.seq->num_output_tokens() - 1,
                                 max_rows_ - rows_used_, step_budget_ - batch.num_tokens});
-    plan.max_chains = std::clamp(asked.branching_factor, 1, kMaxDraftChains);
+    // The chain of most right guesses wins, which would bias a choice by chance.
+    plan.max_chains =
+        asked.rejection_sampling ? 1 : std::clamp(asked.branching_factor, 1, kMaxDraftChains);
+    dearest = std::max(dearest, us_per_draft_[static_cast<size_t>(MethodFor(request))]);
+    longest = std::max(longest, s.seq->num_tokens());
   }
-  draft_control_.Plan(draft_plans_, {.fixed_us = cost_.fixed_us(),
-                                     .per_token_us = cost_.us_per_token(),
-                                     .per_draft_us = us_per_draft_,
-                                     .per_chain_us = cost_.us_per_page_op()});
+  draft_control_.Plan(draft_plans_,
+                      {.fixed_us = cost_.fixed_us(),
+                       .per_token_us = cost_.us_per_token(),
+                       .per_draft_us = dearest,
+                       .per_chain_us = cost_.us_per_page_op() + longest * kForkUsPerToken});
   for (size_t m = 0; m < proposers_.size(); ++m) {
     if (proposers_[m] != nullptr) Propose(static_cast<SpeculationMethod>(m), batch);
   }
@@ -69,7 +83,7 @@ void Scheduler::AddForced(size_t index, ScheduledBatch& batch) {
   const int64_t before = counters_.draft_tokens;
   AddDrafts(index, {&chain, 1}, batch);
   counters_.forced_draft_tokens += counters_.draft_tokens - before;
-  in_flight_[index].forced = true;
+  in_flight_[index].forced = batch.seqs[index].num_drafts > 0;
 }
 
 void Scheduler::Propose(SpeculationMethod method, ScheduledBatch& batch) {
@@ -90,7 +104,9 @@ void Scheduler::Propose(SpeculationMethod method, ScheduledBatch& batch) {
   const Clock::time_point before = now_();
   proposers_[static_cast<size_t>(method)]->Propose(draft_requests_);
   const double us = std::chrono::duration<double, std::micro>(now_() - before).count();
-  us_per_draft_ += 0.1 * (us / num_asked - us_per_draft_);
+  propose_us_ += us;
+  double& per_draft = us_per_draft_[static_cast<size_t>(method)];
+  per_draft += 0.1 * (us / num_asked - per_draft);
   for (size_t k = 0; k < draft_requests_.size(); ++k) {
     std::vector<DraftChain>& chains = draft_requests_[k].chains;
     const std::span<const int32_t> lengths = draft_plans_[draft_indices_[k]].lengths;
@@ -103,53 +119,62 @@ void Scheduler::Propose(SpeculationMethod method, ScheduledBatch& batch) {
 }
 
 // The first chain goes behind the sequence itself; each other one behind a fork of it that lives
-// for this step and computes the last known token once more. What doesn't fit is left out.
+// for this step and computes the last known token once more. What doesn't fit is left out, the last
+// chains first.
 void Scheduler::AddDrafts(size_t index, std::span<const DraftChain> chains, ScheduledBatch& batch) {
   Sequence& main = *in_flight_[index].seq;
   const int32_t known = main.num_tokens();
   const int32_t first = batch.seqs[index].first_pos;
-  // Forks first: they must not share pages that the sequence itself is given for its guesses.
-  std::vector<std::unique_ptr<Sequence>> forks;
-  // One that completes a block is announced by the sequence, so a fork could not write it again.
-  const size_t num_chains = known % blocks_.block_size() == 0 ? 1 : chains.size();
-  for (size_t c = 1; c < num_chains; ++c) {
-    const auto num_drafts = static_cast<int32_t>(chains[c].tokens.size());
-    if (num_drafts == 0 || rows_used_ + num_drafts + 1 > max_rows_ ||
-        batch.num_tokens + num_drafts + 1 > step_budget_) {
-      continue;
-    }
-    auto fork = ForkSequence(*in_flight_[index].live, main, main.branch);
-    if (!blocks_.Grow(fork->tables, first, known + num_drafts, batch.copies)) break;
-    fork->tokens.insert(fork->tokens.end(), chains[c].tokens.begin(), chains[c].tokens.end());
-    fork->num_drafts = num_drafts;
-    rows_used_ += num_drafts + 1;
-    batch.num_tokens += num_drafts + 1;
-    forks.push_back(std::move(fork));
+  const auto room = [&] {
+    return std::min(max_rows_ - rows_used_, step_budget_ - batch.num_tokens);
+  };
+  const auto length_of = [&](size_t c) { return static_cast<int32_t>(chains[c].tokens.size()); };
+  if (chains.empty()) return;
+  const int32_t num_drafts = std::min(length_of(0), room());
+  if (num_drafts <= 0) return;
+  // Forks are made before the sequence is given pages for its guesses, which they must not share. A
+  // token that completes a block is announced by the sequence, so a fork could not write it again.
+  std::vector<std::unique_ptr<Sequence>> forks(chains.size());
+  int32_t left = room() - num_drafts;
+  for (size_t c = 1; c < chains.size() && known % blocks_.block_size() != 0; ++c) {
+    if (length_of(c) == 0 || length_of(c) + 1 > left) continue;
+    left -= length_of(c) + 1;
+    forks[c] = ForkSequence(*in_flight_[index].live, main, main.branch);
   }
-  if (!chains.empty()) {
-    int32_t num_drafts = static_cast<int32_t>(chains[0].tokens.size());
-    num_drafts = std::min({num_drafts, max_rows_ - rows_used_, step_budget_ - batch.num_tokens});
-    if (num_drafts > 0 && blocks_.Grow(main.tables, known, known + num_drafts, batch.copies)) {
-      main.tokens.insert(main.tokens.end(), chains[0].tokens.begin(),
-                         chains[0].tokens.begin() + num_drafts);
-      main.num_drafts = num_drafts;
-      batch.seqs[index].num_tokens += num_drafts;
-      batch.seqs[index].num_drafts = num_drafts;
-      rows_used_ += num_drafts;
-      batch.num_tokens += num_drafts;
-      counters_.draft_tokens += num_drafts;
+  for (size_t c = 1; c < chains.size(); ++c) {
+    if (forks[c] != nullptr &&
+        !blocks_.Grow(forks[c]->tables, first, known + length_of(c), batch.copies)) {
+      forks[c] = nullptr;
     }
   }
-  for (std::unique_ptr<Sequence>& fork : forks) {
-    batch.seqs.push_back({.seq = fork.get(),
+  if (!blocks_.Grow(main.tables, known, known + num_drafts, batch.copies)) return;
+  main.tokens.insert(main.tokens.end(), chains[0].tokens.begin(),
+                     chains[0].tokens.begin() + num_drafts);
+  main.num_drafts = num_drafts;
+  batch.seqs[index].num_tokens += num_drafts;
+  batch.seqs[index].num_drafts = num_drafts;
+  batch.num_tokens += num_drafts;
+  rows_used_ += num_drafts;
+  counters_.draft_tokens += num_drafts;
+  for (size_t c = 1; c < chains.size(); ++c) {
+    if (forks[c] == nullptr) continue;
+    Sequence& fork = *forks[c];
+    fork.tokens.insert(fork.tokens.end(), chains[c].tokens.begin(), chains[c].tokens.end());
+    fork.num_drafts = length_of(c);
+    batch.seqs.push_back({.seq = &fork,
                           .first_pos = first,
-                          .num_tokens = fork->num_drafts + 1,
+                          .num_tokens = fork.num_drafts + 1,
                           .num_samples = 1,
-                          .num_drafts = fork->num_drafts});
-    in_flight_.push_back({in_flight_[index].live, fork.get(), &main});
-    counters_.draft_tokens += fork->num_drafts;
+                          .num_drafts = fork.num_drafts});
+    in_flight_.push_back({.live = in_flight_[index].live,
+                          .seq = &fork,
+                          .main = &main,
+                          .chain = static_cast<int32_t>(c)});
+    batch.num_tokens += fork.num_drafts + 1;
+    rows_used_ += fork.num_drafts + 1;
+    counters_.draft_tokens += fork.num_drafts;
     ++counters_.draft_chains;
-    draft_forks_.push_back(std::move(fork));
+    draft_forks_.push_back(std::move(forks[c]));
   }
 }
 
@@ -186,11 +211,12 @@ void Scheduler::CommitDrafts(std::span<const InFlight> in_flight, size_t index,
     if (in_flight[i].main != &main) continue;
     Sequence& fork = *in_flight[i].seq;
     num_computed += fork.num_drafts;
-    drafted.push_back(fork.num_drafts);
+    drafted.resize(static_cast<size_t>(in_flight[i].chain) + 1);
+    drafted.back() = fork.num_drafts;
     const int32_t count = CountRight(fork, rows_of(i));
     if (count <= right) continue;
     right = count;
-    chain = static_cast<int32_t>(drafted.size()) - 1;
+    chain = in_flight[i].chain;
     winner = &fork;
     rows = rows_of(i);
   }

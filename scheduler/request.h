@@ -16,12 +16,12 @@
 
 namespace quire {
 
+class CompiledGrammar;  // sampling/grammar.h
+
 using Clock = std::chrono::steady_clock;
 
 // Immutable once submitted. Built and checked by the edge; the scheduler checks only what needs the
 // pool (can it ever fit?).
-class CompiledGrammar;  // sampling/grammar.h
-
 struct Request {
   RequestId id = 0;
   std::string client_id;          // what its client calls it: for people

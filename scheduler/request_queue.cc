@@ -14,7 +14,10 @@ constexpr size_t kMaxTenants = 4096;
 
 RequestQueue::RequestQueue(const SchedulerOptions& options, Clock::time_point start,
                            CachedTokens cached_tokens)
-    : options_(options), start_(start), cached_tokens_(std::move(cached_tokens)) {}
+    : options_(options),
+      start_(start),
+      cached_tokens_(std::move(cached_tokens)),
+      sweep_at_(kMaxTenants) {}
 
 int64_t RequestQueue::StaticRank(const LiveRequest& live) const {
   const int64_t arrival_us =
@@ -137,10 +140,11 @@ void RequestQueue::Settle() {
 RequestQueue::Tenant& RequestQueue::TenantOf(const LiveRequest& live) {
   const auto it = tenants_.find(live.request->tenant);
   if (it != tenants_.end()) return *it->second;
-  if (tenants_.size() >= kMaxTenants) {
+  if (tenants_.size() >= sweep_at_) {
     absl::erase_if(tenants_, [](const auto& entry) {
       return entry.second->num_queued == 0 && !entry.second->touched;
     });
+    sweep_at_ = std::max(kMaxTenants, 2 * tenants_.size());
   }
   auto tenant = std::make_unique<Tenant>();
   tenant->number = next_tenant_++;

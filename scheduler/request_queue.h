@@ -92,7 +92,6 @@ class RequestQueue {
   }
   int64_t StaticRank(const LiveRequest& live) const;
   Key KeyOf(const LiveRequest& live) const;
-  LiveRequest* NextOfLeastServed();
   LiveRequest* NextByPrefix();
   void Settle();
   Tenant& TenantOf(const LiveRequest& live);
@@ -108,6 +107,7 @@ class RequestQueue {
   std::set<std::pair<double, int64_t>> least_;  // (served, number) of those that wait
   std::vector<Tenant*> touched_;
   int64_t next_tenant_ = 0;
+  size_t sweep_at_;         // tenants
   double last_served_ = 0;  // counter of the tenant that was the last to have nothing waiting
 };
 

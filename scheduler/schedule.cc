@@ -21,6 +21,7 @@ ScheduledBatch Scheduler::Schedule(std::vector<TokenEvent>& events) {
   if (paused_ || idle()) return batch;
   planned_at_ = now_();
   rows_used_ = 0;
+  propose_us_ = 0;
   if (queue_.may_preempt()) PreemptForPriority();
   step_budget_ = StepBudget();
   // When somebody lacked pages, those that are free now are his: the victim, first in the queue,
@@ -64,8 +65,12 @@ int32_t Scheduler::TokensNow(const LiveSeq& s, int32_t budget_left, int32_t rows
   if (options_.long_prefill_token_threshold > 0) {
     num_tokens = std::min(num_tokens, options_.long_prefill_token_threshold);
   }
-  // Each prompt token that is asked about takes a row of logits.
-  if (s.live->wants_prompt_logprobs()) num_tokens = std::min(num_tokens, rows_left);
+  // Each prompt token that is asked about takes a row of logits; some are left for those that wait.
+  if (s.live->wants_prompt_logprobs()) {
+    const bool others = !waiting_.empty() || !queue_.empty();
+    num_tokens = std::min(num_tokens, std::max(1, rows_left - (others ? max_rows_ / 4 : 0)));
+    num_tokens = std::min(num_tokens, rows_left);
+  }
   return num_tokens;
 }
 
@@ -112,6 +117,7 @@ bool Scheduler::ScheduleRunning(ScheduledBatch& batch) {
 }
 
 void Scheduler::ScheduleWaiting(ScheduledBatch& batch, std::vector<TokenEvent>& events) {
+  if (IsBlockedStill()) return;
   while (batch.num_tokens < step_budget_ && slots_taken_ < options_.max_num_seqs) {
     const std::optional<LiveSeq> next = NextWaiting();
     if (!next || !Start(*next, batch, events)) return;
@@ -166,6 +172,7 @@ void Scheduler::Preempt(SeqSet::iterator victim) {
   s.seq->num_computed_tokens = 0;
   s.seq->status = SequenceStatus::kWaiting;
   waiting_.emplace(key, s);
+  blocked_.by_pages = false;
   ++s.live->stats.preemptions;
   ++counters_.preemptions;
 }

@@ -112,6 +112,7 @@ absl::Status Scheduler::Update(const SchedulerUpdate& u) {
           next.max_num_seqs, n, id);
     }
   }
+  blocked_.by_pages = false;
   const bool reorders = next.policy != options_.policy;
   options_ = std::move(next);
   if (!reorders) return absl::OkStatus();

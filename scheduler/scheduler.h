@@ -37,7 +37,8 @@
 //   S1  a running sequence has something left to compute, or is parked; a waiting one holds no
 //       pages, at most slots of the host tier. Between steps there are no guesses.
 //   S2  every open branch is in exactly one of running, waiting and queue, and nothing else is.
-//   S3  under fcfs every running sequence comes before every waiting one, but for beams.
+//   S3  under fcfs every running sequence comes before every waiting one; beams may stand on both
+//       sides of their siblings.
 //   S4  places taken are counted right and at most max_num_seqs (or what they were when that was
 //       lowered); a request that will fork holds n of them.
 //   S6  the queue's counters are those of its requests.
@@ -145,8 +146,8 @@ class Scheduler {
       const std::function<void(const LiveRequest&, int32_t, const Sequence*)>& visit) const;
   int64_t now_ms() const;  // of the clock that retentions and pins are in
 
-  // Recomputes the cache's invariants and S1-S5, I10. Between steps. ERRORS: kInternal naming the
-  // invariant and the values.
+  // Recomputes the cache's invariants and S1-S4, S6, I10. Between steps. ERRORS: kInternal naming
+  // the invariant and the values.
   absl::Status Audit() const;
 
  private:
@@ -156,6 +157,7 @@ class Scheduler {
     LiveRequest* live = nullptr;
     Sequence* seq = nullptr;
     const Sequence* main = nullptr;  // of a fork that computes another chain of guesses for it
+    int32_t chain = 0;               // which one
     bool forced = false;             // its guesses are what its grammar forces
   };
 
@@ -188,6 +190,8 @@ class Scheduler {
   std::optional<LiveSeq> NextWaiting();
   bool Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<TokenEvent>& events);
   void PreemptForPriority();
+  bool IsBlockedStill();
+  void NoteBlocked();
   std::optional<PrefixHit> FindInCache(const LiveSeq& s);
   PageNeed NeedToStart(const LiveSeq& next) const;
   bool FitsNow(const LiveSeq& next) const;
@@ -241,6 +245,14 @@ class Scheduler {
   RequestQueue queue_;                                           // never ran
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;  // of live requests that have one
   bool paused_ = false;
+  // Whether the first that waits lacked pages, and how many were free then. Who is first may change
+  // by commands and preemptions: then it is asked anew.
+  static constexpr int32_t kStepsBlocked = 16;
+  struct {
+    bool by_pages = false;
+    int32_t steps = 0;
+    PageNeed available;
+  } blocked_;
 
   // Between Schedule and Commit.
   std::vector<InFlight> in_flight_;
@@ -253,7 +265,8 @@ class Scheduler {
   std::array<Proposer*, kNumSpeculationMethods> proposers_{};
   DraftControl draft_control_;
   TokenText token_text_;
-  double us_per_draft_ = 0;                   // what a proposer takes for a guess
+  std::array<double, kNumSpeculationMethods> us_per_draft_{};  // what a guess takes a proposer
+  double propose_us_ = 0;                                      // of this step
   std::vector<DraftPlan> draft_plans_;        // by index in the batch; reused every step
   std::vector<DraftRequest> draft_requests_;  // and these
   std::vector<size_t> draft_indices_;

@@ -15,7 +15,7 @@ using SequenceId = uint64_t;
 
 class GrammarMatcher;  // sampling/grammar.h
 
-enum class SequenceStatus : uint8_t { kWaiting, kRunning, kFinished };
+enum class SequenceStatus : uint8_t { kWaiting, kRunning };
 
 // Owned by the scheduler; destroying it is the only way its pages are freed (contract C6).
 struct Sequence {

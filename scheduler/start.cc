@@ -6,17 +6,27 @@
 
 namespace quire {
 
+// The first of those that were put back, or of the queue. A beam that was put back with its
+// candidates needs nothing until its siblings have theirs, but nobody passes it: its request would
+// wait for him later. So then only its siblings are next.
 std::optional<LiveSeq> Scheduler::NextWaiting() {
-  // A beam that was put back with its candidates needs nothing until its siblings have theirs.
-  auto back = waiting_.begin();
-  while (back != waiting_.end() && back->second.parked()) ++back;
-  const bool has_back = back != waiting_.end();
-  if (has_back && queue_.admitted_first()) return back->second;
-  LiveRequest* const fresh = queue_.Next();
-  if (fresh == nullptr) return has_back ? std::optional(back->second) : std::nullopt;
-  Sequence* const seq = fresh->branches[0].seq.get();
-  if (has_back && back->first < fresh->key(*seq)) return back->second;
-  return LiveSeq{fresh, seq};
+  if (waiting_.empty()) {
+    LiveRequest* const fresh = queue_.Next();
+    if (fresh == nullptr) return std::nullopt;
+    return LiveSeq{fresh, fresh->branches[0].seq.get()};
+  }
+  const auto& [first_key, first] = *waiting_.begin();
+  if (!queue_.admitted_first()) {
+    LiveRequest* const fresh = queue_.Next();
+    if (fresh != nullptr) {
+      const LiveSeq s{fresh, fresh->branches[0].seq.get()};
+      if (fresh->key(*s.seq) < first_key) return s;
+    }
+  }
+  for (auto it = waiting_.begin(); it != waiting_.end() && it->second.live == first.live; ++it) {
+    if (!it->second.parked()) return it->second;
+  }
+  return std::nullopt;
 }
 
 // Moves `next` to the running set if there is a place for all its branches and pages for all its
@@ -29,6 +39,7 @@ bool Scheduler::Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<To
 
   std::optional<PrefixHit> hit = FindInCache(next);
   bool fits = false;
+  bool lacks_pages = !hit;
   int32_t num_tokens = 0;
   if (hit) {
     seq.tables = std::move(hit->tables);
@@ -36,23 +47,28 @@ bool Scheduler::Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<To
     const bool waits = hit->num_tokens_next_step > hit->num_tokens && !batch.empty();
     // SwapIn has seen to the room already.
     const bool swapped_in = seq.swapped && hit->num_tokens == seq.swapped->num_computed;
-    fits = !waits && (swapped_in || running_.empty() || FitsNow(next));
-    if (fits && !seq.swapped && !live.wants_prompt_logprobs()) {
-      const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
-      seq.num_computed_tokens += more;
-      hit->num_tokens += more;
+    lacks_pages = !waits && !swapped_in && !running_.empty() && !FitsNow(next);
+    if (!waits && !lacks_pages) {
+      if (!seq.swapped && !live.wants_prompt_logprobs()) {
+        const int32_t more = blocks_.ExtendPartially(seq.tables, seq.tokens);
+        seq.num_computed_tokens += more;
+        hit->num_tokens += more;
+      }
+      num_tokens = TokensNow(next, step_budget_ - batch.num_tokens, max_rows_ - rows_used_);
+      const int32_t rows =
+          RowsOf(live, seq.num_computed_tokens, num_tokens, num_tokens == next.num_remaining());
+      if (num_tokens > 0 && rows_used_ + rows <= max_rows_) {
+        fits = blocks_.Grow(seq.tables, seq.num_computed_tokens,
+                            seq.num_computed_tokens + num_tokens, batch.copies);
+        lacks_pages = !fits;
+      }
     }
-    num_tokens = TokensNow(next, step_budget_ - batch.num_tokens, max_rows_ - rows_used_);
-    const int32_t rows =
-        RowsOf(live, seq.num_computed_tokens, num_tokens, num_tokens == next.num_remaining());
-    fits = fits && num_tokens > 0 && rows_used_ + rows <= max_rows_ &&
-           blocks_.Grow(seq.tables, seq.num_computed_tokens, seq.num_computed_tokens + num_tokens,
-                        batch.copies);
   }
   if (!fits) {
     CHECK(!running_.empty(), "I10: request {} doesn't fit alone", request.id);
     seq.tables = SequenceTables{};
     seq.num_computed_tokens = 0;
+    if (lacks_pages) NoteBlocked();
     return false;
   }
 
@@ -76,6 +92,7 @@ bool Scheduler::Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<To
                                               .count());
     events.push_back({.request = request.id, .kind = TokenEvent::Kind::kAccepted, .stats = stats});
   }
+  blocked_.by_pages = false;
   running_.emplace(live.key(seq), next);
   seq.status = SequenceStatus::kRunning;
   slots_taken_ += live.slots();
@@ -85,6 +102,27 @@ bool Scheduler::Start(const LiveSeq& next, ScheduledBatch& batch, std::vector<To
   }
   AddToBatch(next, num_tokens, batch);
   return true;
+}
+
+// Looking up a long prompt costs much more than a step's plan, and most steps give nothing back. So
+// who didn't fit is looked at again when pages became free, and now and then: others may have
+// computed what it needs. Without this the count of lookups would be of steps, too.
+bool Scheduler::IsBlockedStill() {
+  if (!blocked_.by_pages || running_.empty() || ++blocked_.steps >= kStepsBlocked) return false;
+  const std::span<const PagePool> pools = std::as_const(blocks_).pools();
+  for (size_t i = 0; i < pools.size(); ++i) {
+    if (pools[i].num_available() > blocked_.available[i]) return false;
+  }
+  return true;
+}
+
+void Scheduler::NoteBlocked() {
+  blocked_.by_pages = true;
+  blocked_.steps = 0;
+  blocked_.available.clear();
+  for (const PagePool& pool : std::as_const(blocks_).pools()) {
+    blocked_.available.push_back(pool.num_available());
+  }
 }
 
 RootId Scheduler::InternRoot(const Request& request) {
@@ -167,8 +205,11 @@ void Scheduler::PreemptForPriority() {
     const LiveSeq& s = std::prev(it)->second;
     slots += s.live->slots();
     for (size_t g = 0; g < s.seq->tables.groups.size(); ++g) {
-      pages[static_cast<size_t>(blocks_.layout().groups[g].pool)] +=
-          s.seq->tables.groups[g].num_pages();
+      const auto p = static_cast<size_t>(blocks_.layout().groups[g].pool);
+      // What others hold, too, may stay with them: not counted, though they may all have to go.
+      for (const PageId page : s.seq->tables.groups[g].ids()) {
+        pages[p] += page != kNullPage && pools[p].refs(page) == 1;
+      }
     }
   }
   const PageNeed need = NeedToStart(*next);
@@ -183,6 +224,7 @@ void Scheduler::PreemptForPriority() {
 
 // For the policy prefix_aware: blocks of the prompt that are in the index.
 int32_t Scheduler::CachedTokens(LiveRequest& live) {
+  if (live.wants_prompt_logprobs()) return 0;  // all of it is computed
   Sequence& seq = *live.branches[0].seq;
   const RootId root = InternRoot(*live.request);
   blocks_.ExtendChain(root, seq.tokens, seq.page_hashes);

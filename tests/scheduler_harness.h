@@ -129,6 +129,7 @@ struct HarnessOptions {
   int32_t num_pools = 1;
   BlockManagerOptions blocks;
   int32_t percent_right = -1;  // of guesses; -1 = none are made
+  bool reconfigures = true;    // options may change on the way
 };
 
 // Scheduler, cache, executor and clients on one thread, stepped by hand.

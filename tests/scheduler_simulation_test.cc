@@ -39,7 +39,7 @@ class World {
       for (int32_t k = Pick(0, 4); k > 0 && h_.ok(); --k) {
         if (chaos > 0 && Pick(0, 7) == 0) Disturb(totals);
         if (options_.num_host > 0 && Pick(0, 7) == 0) Operate(totals);
-        if (all_features() && Pick(0, 11) == 0) Reconfigure(totals);
+        if (all_features() && options_.reconfigures && Pick(0, 11) == 0) Reconfigure(totals);
         h_.Step();
       }
     }
@@ -139,6 +139,7 @@ class World {
         break;
     }
     totals.updates += h_.Update(update).ok();
+    least_seqs_ = std::min(least_seqs_, h_.scheduler().options().max_num_seqs);
   }
 
   void Disturb(Totals& totals) {
@@ -203,7 +204,7 @@ class World {
       const Request& r = *seen.request;
       const int32_t n = r.beam.on() ? r.beam.beam_width : r.sampling.n;
       // Refusals are judged by the limits of their time: the least there ever were.
-      const bool too_many = n > (all_features() ? 0 : options_.scheduler.max_num_seqs);
+      const bool too_many = n > least_seqs_;
       bool too_large = false;
       for (const int32_t pages : h_.blocks().WorstCasePages(static_cast<int32_t>(r.prompt.size()),
                                                             r.stop.max_tokens, n)) {
@@ -246,6 +247,7 @@ class World {
   const HarnessOptions options_;
   Harness h_;
   int32_t least_capacity_ = options_.num_pages;
+  int32_t least_seqs_ = options_.scheduler.max_num_seqs;
 };
 
 int32_t PickOf(std::mt19937& rng, std::initializer_list<int32_t> values) {
@@ -307,6 +309,14 @@ HarnessOptions Everything(std::mt19937& rng) {
   return o;
 }
 
+// First come, first served to the end: then the harness checks in each step that the first goes on.
+HarnessOptions EverythingInOrder(std::mt19937& rng) {
+  HarnessOptions o = Everything(rng);
+  o.scheduler.policy = SchedulingPolicy::kFcfs;
+  o.reconfigures = false;
+  return o;
+}
+
 Totals PlayAll(uint32_t first_seed, int32_t count, HarnessOptions (*make)(std::mt19937&)) {
   Totals totals;
   for (int32_t i = 0; i < count; ++i) {
@@ -343,6 +353,11 @@ TEST(SchedulerSimulation, TiersAndOperators) {
     std::printf("%lld ", static_cast<long long>(value));
   }
   std::printf("swapped, swap-ins, loaded, pins, flushes, resizes, shrunk\n");
+}
+
+TEST(SchedulerSimulation, TheFirstNeverStandsStill) {
+  const Totals totals = PlayAll(500001, 6000, EverythingInOrder);
+  EXPECT_GT(totals.beam_forks, 1000);
 }
 
 // Pools from the least up, mixes of everything: whatever is admitted ends, under each policy.
