@@ -82,8 +82,8 @@ class GuidedTest(unittest.TestCase):
                  lambda t: re.fullmatch(r"[A-Z][a-z]{2,8} (19|20)\d\d", t)),
                 ({"choice": pb.Choices(texts=["yes", "no", "perhaps"])},
                  lambda t: t in ("yes", "no", "perhaps")),
-                ({"grammar": 'root ::= "<" [0-9]+ ("," [0-9]+){2} ">"'},
-                 lambda t: re.fullmatch(r"<\d+,\d+,\d+>", t))]:
+                ({"grammar": 'root ::= "<" [0-9]{1,3} ("," [0-9]{1,3}){2} ">"'},
+                 lambda t: re.fullmatch(r"<\d{1,3},\d{1,3},\d{1,3}>", t))]:
             found = self.outputs(guided(n=8, **guide))
             self.assertTrue(any(complete for _, complete in found), guide)
             for text, complete in found:
