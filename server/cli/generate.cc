@@ -209,7 +209,8 @@ Subcommand MakeGenerate(CLI::App& parent) {
   app->add_option("--seed", o->seed, "the same seed gives the same answer");
   app->add_option("--max-tokens", o->max_tokens, "new tokens per answer; 0 = the server's limit")
       ->capture_default_str();
-  app->add_option("--stop", o->stop, "text that ends the answer; may be given several times");
+  app->add_option("--stop", o->stop, "text that ends the answer; may be given several times")
+      ->allow_extra_args(false);  // else it would take the prompt, too
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end token");
   app->add_option("-n,--n", o->n, "answers")->check(CLI::Range(1, 128));
   app->add_option("--best-of", o->best_of, "answers made, of which the n likeliest are printed");
@@ -221,7 +222,8 @@ Subcommand MakeGenerate(CLI::App& parent) {
   guide->add_option("--json-schema", o->json_schema_file, "file with a JSON schema");
   guide->add_option("--regex", o->regex, "regular expression for the whole answer");
   guide->add_option("--grammar", o->grammar_file, "file with an EBNF grammar; its root is `root`");
-  guide->add_option("--choice", o->choice, "one of these texts; to be given several times");
+  guide->add_option("--choice", o->choice, "one of these texts; to be given several times")
+      ->allow_extra_args(false);
   guide->require_option(0, 1);
   app->add_option("--speculation", o->speculation, "who guesses tokens ahead; changes no answer")
       ->check(CLI::IsMember({"none", "ngram", "suffix", "draft"}));

@@ -86,7 +86,7 @@ void Edge::Register(QueueSlot slot, Generation generation, StreamSink* sink) {
                                   generation.client_id));
   }
   by_sink_[sink] = id;
-  if (generation.grammar.has_value()) {
+  if (generation.grammar.has_value() && !draining()) {
     AwaitGrammar(std::move(slot), std::move(generation), sink);
   } else {
     Submit(std::move(slot), std::move(generation), sink);
@@ -308,6 +308,11 @@ void Edge::Drain(Clock::time_point deadline, std::function<void()> drained) {
   engine_->Drain(deadline);
   Post([this, is_first, deadline, drained = std::move(drained)]() mutable {
     if (is_first) drained_ = std::move(drained);
+    // The engine takes in nothing more.
+    for (auto& [id, pending] : std::exchange(pending_, {})) {
+      pending.dropped->store(true);
+      Refuse(pending.generation, pending.sink, ShuttingDown());
+    }
     if (is_first || deadline + kFlushTime < drain_timer_.expiry()) {
       drain_timer_.expires_at(deadline + kFlushTime);
       drain_timer_.async_wait([this](const boost::system::error_code& error) {

@@ -108,10 +108,11 @@ class Edge {
   // The engine's events of one step.
   void Publish(std::vector<TokenEvent> events);
 
-  // From now on Reserve fails. `drained` runs on the edge thread once nothing is in flight and all
-  // calls have got their answers; what is still running at `deadline` is cut with UNAVAILABLE, and
-  // a reader that doesn't take its answer is not waited for much longer. A second call can only
-  // bring the deadline forward; its `drained` is ignored.
+  // From now on Reserve fails, and what waits for its grammar is refused. `drained` runs on the
+  // edge thread once nothing is in flight and all calls have got their answers; what is still
+  // running at `deadline` is cut with UNAVAILABLE, and a reader that doesn't take its answer is not
+  // waited for much longer. A second call can only bring the deadline forward; its `drained` is
+  // ignored.
   void Drain(Clock::time_point deadline, std::function<void()> drained);
   bool draining() const { return draining_.load(); }
 

@@ -51,6 +51,11 @@ absl::Status GrammarWorker::Compile(GrammarSpec spec, Dropped dropped, Done done
   return absl::OkStatus();
 }
 
+size_t GrammarWorker::num_jobs() const {
+  const std::lock_guard lock(mutex_);
+  return jobs_.size() + threads_.size() - static_cast<size_t>(num_idle_);
+}
+
 void GrammarWorker::Run() {
   std::unique_lock lock(mutex_);
   while (true) {

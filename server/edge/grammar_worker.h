@@ -43,6 +43,9 @@ class GrammarWorker {
   // GenerateRequest. ERRORS: kResourceExhausted if too many wait; `done` is not called then.
   absl::Status Compile(GrammarSpec spec, Dropped dropped, Done done);
 
+  // Grammars that wait or are being compiled now, dropped ones included.
+  size_t num_jobs() const;
+
  private:
   struct Job {
     GrammarSpec spec;
@@ -58,7 +61,7 @@ class GrammarWorker {
   std::once_flag made_;
   absl::StatusOr<std::unique_ptr<GrammarCompiler>> compiler_;  // written once, by made_
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;  // guarded by mutex_
   int32_t num_idle_ = 0;  // guarded by mutex_

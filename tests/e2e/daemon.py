@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -100,6 +101,16 @@ class Daemon:
         self.process.wait()
         self.process.stdout.close()
         self.log.close()
+
+
+def eventually(holds):
+    """Polls; what it waits for needs no time of its own, only a turn."""
+    end = time.monotonic() + END_S
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def greedy(ids, max_tokens, **sampling):

@@ -5,27 +5,16 @@ import json
 import random
 import signal
 import subprocess
-import time
 import unittest
 from concurrent import futures
 
 import grpc
 
-from daemon import BINARY, END_S, REFERENCE, Daemon, collect, environment, greedy, messages_of, pb
-from daemon import public_protos, run
+from daemon import BINARY, REFERENCE, Daemon, collect, environment, eventually, greedy, messages_of
+from daemon import pb, public_protos, run
 
 GOLDEN = json.loads((REFERENCE / "smollm2" / "golden.json").read_text())
 SAFE_MARGIN = 0.01  # of golden.json's rule: equal up to the first step below it
-
-
-def eventually(holds):
-    """Polls; what it waits for needs no time of its own, only a turn."""
-    end = time.monotonic() + END_S
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 class GenerateTest(unittest.TestCase):

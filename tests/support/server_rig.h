@@ -32,8 +32,9 @@ namespace quire::server_test {
 namespace pb = ::quire::v1;
 using std::chrono::milliseconds;
 
-// The token of `branch` after `num_output` ones.
+// The token of `branch` after `num_output` ones, and its logprob.
 using Script = std::function<TokenId(const Request&, int32_t branch, int32_t num_output)>;
+using LogprobScript = std::function<float(const Request&, int32_t branch, int32_t num_output)>;
 
 // Says the prompt again, from its first token, over and over.
 inline TokenId Echo(const Request& request, int32_t, int32_t num_output) {
@@ -52,14 +53,35 @@ class ScriptedExecutor final : public Executor {
     StepOutput output;
     for (size_t i = 0; i < batch.seqs.size(); ++i) {
       const ScheduledSeq& s = batch.seqs[i];
-      for (int32_t k = 0; k < s.num_samples; ++k) {
-        const int32_t branch = s.seq->branch + k;
-        Sampled sampled{.token = script_(*s.seq->request, branch, s.seq->num_output_tokens())};
-        sampled.logprob = -0.5f;
-        for (int32_t t = 0; t < s.seq->request->sampling.num_logprobs; ++t) {
+      const Request& request = *s.seq->request;
+      const auto index = static_cast<int32_t>(i);
+      for (int32_t k = 0; k < s.num_samples + s.num_drafts; ++k) {
+        const int32_t draft = s.num_drafts > 0 ? k : 0;
+        const int32_t branch = s.seq->branch + (s.num_drafts > 0 ? 0 : k);
+        const int32_t num_output = s.seq->num_output_tokens() + draft;
+        Sampled sampled{.token = script_(request, branch, num_output)};
+        sampled.logprob = logprobs_(request, branch, num_output);
+        for (int32_t t = 0; t < request.sampling.num_logprobs; ++t) {
           sampled.top.push_back({t, -1.0f - static_cast<float>(t)});
         }
-        output.rows.push_back({static_cast<int32_t>(i), branch, std::move(sampled)});
+        for (const TokenId id : request.sampling.logprob_token_ids) {
+          sampled.asked.push_back({id, -0.01f * static_cast<float>(id)});
+        }
+        // Of a beam: the script's token is the likeliest, those after it follow.
+        for (int32_t t = 0; t < s.num_candidates; ++t) {
+          sampled.top.push_back({sampled.token + t, sampled.logprob - static_cast<float>(t)});
+        }
+        output.rows.push_back({index, branch, draft, std::move(sampled)});
+      }
+      for (int32_t k = 0; k < s.num_prompt_logprobs; ++k) {
+        const int32_t position = s.first_prompt_logprob + k + 1;
+        PromptRow row{.seq_index = index, .position = position};
+        row.logprob.token = request.prompt[static_cast<size_t>(position)];
+        row.logprob.logprob = -0.25f * static_cast<float>(position);
+        for (int32_t t = 0; t < request.prompt_logprobs; ++t) {
+          row.logprob.top.push_back({position + t, -1.0f - static_cast<float>(t)});
+        }
+        output.prompt_rows.push_back(std::move(row));
       }
     }
     ++steps_;
@@ -72,6 +94,10 @@ class ScriptedExecutor final : public Executor {
   void Say(Script script) {
     const std::lock_guard lock(mutex_);
     script_ = std::move(script);
+  }
+  void SayLogprobs(LogprobScript logprobs) {
+    const std::lock_guard lock(mutex_);
+    logprobs_ = std::move(logprobs);
   }
   void FailNext(absl::Status error) {
     const std::lock_guard lock(mutex_);
@@ -104,6 +130,7 @@ class ScriptedExecutor final : public Executor {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Script script_ = Echo;
+  LogprobScript logprobs_ = [](const Request&, int32_t, int32_t) { return -0.5f; };
   absl::Status error_;
   milliseconds pause_{0};
   bool open_ = true;
@@ -134,6 +161,8 @@ struct Answer {
   std::map<uint32_t, std::string> texts;
   std::map<uint32_t, std::vector<uint32_t>> token_ids;
   std::map<uint32_t, std::vector<pb::Logprobs>> logprobs;
+  std::vector<pb::PromptLogprobs> prompt_logprobs;  // as they came
+  bool prompt_came_late = false;                    // after a delta
   std::map<uint32_t, pb::Finished> finished;
   std::map<uint32_t, int> num_finished;
   std::string failure;
@@ -144,6 +173,10 @@ struct Answer {
   void Take(const pb::GenerateEvent& event) {
     request_id = event.request_id();
     num_accepted += event.has_accepted();
+    if (event.has_prompt_logprobs()) {
+      prompt_logprobs.push_back(event.prompt_logprobs());
+      prompt_came_late = prompt_came_late || num_deltas > 0;
+    }
     if (event.has_delta()) {
       ++num_deltas;
       const pb::Delta& d = event.delta();
