@@ -92,6 +92,10 @@ void Scheduler::CheckRows(size_t index, const ScheduledSeq& planned,
 void Scheduler::Measure(const ScheduledBatch& batch, const StepOutput& output) {
   const double us = std::chrono::duration<double, std::micro>(now_() - planned_at_).count();
   cost_.OnStep(batch.num_tokens, std::max(0.0, us - output.page_ops_us - propose_us_));
+  const bool decodes = std::all_of(batch.seqs.begin(), batch.seqs.end(), [](const auto& s) {
+    return s.num_samples == 1 && s.num_tokens == 1 + s.num_drafts;
+  });
+  if (decodes) cost_.OnDecodeStep(batch.num_tokens, us - output.page_ops_us - propose_us_);
   cost_.OnPageOps(static_cast<int64_t>(batch.copies.size()), output.page_ops_us);
 }
 

@@ -128,6 +128,48 @@ void DraftControl::Plan(std::span<DraftPlan> plans, const StepCost& cost) {
   }
 }
 
+void DraftControl::Trim(std::span<DraftPlan> plans, const std::function<double(int32_t)>& step_us,
+                        double per_draft_us) {
+  guesses_.clear();
+  auto rows = static_cast<int32_t>(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    DraftPlan& plan = plans[i];
+    if (plan.lengths[0] <= 0) continue;
+    const State& s = states_.find(plan.seq)->second;
+    if (s.probing) {
+      rows += plan.lengths[0];
+      continue;
+    }
+    for (size_t r = 0; r < plan.lengths.size(); ++r) {
+      double acceptance = First(s, static_cast<int32_t>(r));
+      double p = acceptance;
+      for (int32_t j = 0; j < plan.lengths[r]; ++j) {
+        guesses_.push_back({.p = p, .plan = i, .chain = r});
+        acceptance = Later(s, j + 1, acceptance);
+        p *= acceptance;
+      }
+      plan.lengths[r] = 0;
+    }
+  }
+  if (guesses_.empty()) return;
+  // Along a chain p never rises, so what is kept of it is a beginning.
+  std::stable_sort(guesses_.begin(), guesses_.end(),
+                   [](const Guess& a, const Guess& b) { return a.p > b.p; });
+  const auto n = static_cast<double>(plans.size());
+  double tokens = n;
+  double best = n / step_us(rows);
+  size_t kept = 0;
+  for (size_t m = 0; m < guesses_.size(); ++m) {
+    tokens += guesses_[m].p;
+    const double us =
+        step_us(rows + static_cast<int32_t>(m) + 1) + per_draft_us * static_cast<double>(m + 1);
+    if (tokens / us <= best) continue;
+    best = tokens / us;
+    kept = m + 1;
+  }
+  for (size_t m = 0; m < kept; ++m) ++plans[guesses_[m].plan].lengths[guesses_[m].chain];
+}
+
 void DraftControl::OnVerified(SequenceId seq, std::span<const int32_t> drafted, int32_t chain,
                               int32_t accepted) {
   const auto it = states_.find(seq);

@@ -32,7 +32,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "scheduler/sequence.h"
@@ -81,6 +83,12 @@ class DraftControl {
   // Once per step, with all sequences that decode in it, those included that want no guesses.
   void Plan(std::span<DraftPlan> plans, const StepCost& cost);
 
+  // After Plan, for steps whose time is no straight line of their rows: of all planned guesses, the
+  // most likely first, keeps those with which a step brings most tokens per time. Probes stay.
+  // step_us(rows): time of a step that decodes so many rows; per_draft_us: of each guess beside.
+  void Trim(std::span<DraftPlan> plans, const std::function<double(int32_t)>& step_us,
+            double per_draft_us);
+
   // After a step with guesses: how many were computed in each chain (the proposer may have had
   // fewer than planned, or none), and how many were kept, all of one chain. accepted 0: `chain` is
   // not looked at.
@@ -120,8 +128,15 @@ class DraftControl {
   static void Choose(const State& s, double rate, DraftPlan& plan, double& tokens, double& us);
   static void Probe(State& s, double base_rate, DraftPlan& plan);
 
+  struct Guess {
+    double p = 0;  // that it and all before it in its chain are kept
+    size_t plan = 0;
+    size_t chain = 0;
+  };
+
   absl::flat_hash_map<SequenceId, State> states_;
   DraftStats stats_;
+  std::vector<Guess> guesses_;  // reused
 };
 
 }  // namespace quire

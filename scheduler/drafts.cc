@@ -10,6 +10,7 @@ namespace {
 
 // Copying a sequence's tokens, hashes and tables for a further chain.
 constexpr double kForkUsPerToken = 0.002;
+constexpr int32_t kFewRows = 3;
 
 }  // namespace
 
@@ -53,11 +54,18 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
     dearest = std::max(dearest, us_per_draft_[static_cast<size_t>(MethodFor(request))]);
     longest = std::max(longest, s.seq->num_tokens());
   }
+  // The straight line through a step without guesses and one with a few; where it bends, Trim cuts.
+  const auto n = static_cast<int32_t>(draft_plans_.size());
+  const double base_us = cost_.DecodeUs(n);
+  const double row_us =
+      std::max((cost_.DecodeUs(n + kFewRows) - base_us) / kFewRows, base_us * 1e-3);
   draft_control_.Plan(draft_plans_,
-                      {.fixed_us = cost_.fixed_us(),
-                       .per_token_us = cost_.us_per_token(),
+                      {.fixed_us = std::max(0.0, base_us - n * row_us),
+                       .per_token_us = row_us,
                        .per_draft_us = dearest,
                        .per_chain_us = cost_.us_per_page_op() + longest * kForkUsPerToken});
+  draft_control_.Trim(
+      draft_plans_, [this](int32_t rows) { return cost_.DecodeUs(rows); }, dearest);
   for (size_t m = 0; m < proposers_.size(); ++m) {
     if (proposers_[m] != nullptr) Propose(static_cast<SpeculationMethod>(m), batch);
   }

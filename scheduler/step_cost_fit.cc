@@ -17,6 +17,36 @@ void StepCostFit::OnStep(int32_t tokens, double us) {
   sum_xy_ = sum_xy_ * kMemory + x * us;
 }
 
+void StepCostFit::OnDecodeStep(int32_t rows, double us) {
+  ++num_decode_steps_;
+  if (rows < 1 || rows > kMostRows) return;
+  Seen& seen = decode_[static_cast<size_t>(rows)];
+  // A stopped process is no measurement.
+  if (Knows(rows)) us = seen.us + 0.25 * (std::min(us, 4 * seen.us) - seen.us);
+  seen = {.us = us, .at = num_decode_steps_};
+}
+
+bool StepCostFit::Knows(int32_t rows) const {
+  const Seen& seen = decode_[static_cast<size_t>(rows)];
+  return seen.at >= 0 && num_decode_steps_ - seen.at < kRemembered;
+}
+
+double StepCostFit::DecodeUs(int32_t rows) const {
+  int32_t below = std::clamp(rows, 0, kMostRows);
+  while (below > 0 && !Knows(below)) --below;
+  int32_t above = std::max(rows, 1);
+  while (above <= kMostRows && !Knows(above)) ++above;
+  const double slope = us_per_token();
+  const auto at = [&](int32_t r) { return decode_[static_cast<size_t>(r)].us; };
+  if (below > 0 && above <= kMostRows) {
+    if (below == above) return at(below);
+    return at(below) + (at(above) - at(below)) * (rows - below) / (above - below);
+  }
+  if (below > 0) return at(below) + slope * (rows - below);
+  if (above <= kMostRows) return std::max(at(above) / 2, at(above) - slope * (above - rows));
+  return fixed_us() + slope * rows;
+}
+
 void StepCostFit::OnPageOps(int64_t ops, double us) {
   if (ops > 0) us_per_op_ += 0.1 * (us / static_cast<double>(ops) - us_per_op_);
 }

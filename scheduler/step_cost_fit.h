@@ -7,6 +7,7 @@
 // Thread: engine thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace quire {
@@ -15,6 +16,12 @@ class StepCostFit {
  public:
   // A step of `tokens` rows took `us`, page operations left out.
   void OnStep(int32_t tokens, double us);
+  // The same, of a step in which every sequence had its next token computed, and guesses: rows that
+  // all have logits. Kernels change with few rows, so these times are no straight line: each number
+  // of rows is remembered by itself, for kRemembered such steps.
+  void OnDecodeStep(int32_t rows, double us);
+  // What such a step takes; between sizes that were seen by interpolation, beyond them by the fit.
+  double DecodeUs(int32_t rows) const;
   // `ops` page operations took `us`.
   void OnPageOps(int64_t ops, double us);
 
@@ -30,12 +37,21 @@ class StepCostFit {
 
  private:
   static constexpr double kMemory = 0.98;
+  static constexpr int32_t kMostRows = 256;
+  static constexpr int64_t kRemembered = 1000;
+  struct Seen {
+    double us = 0;
+    int64_t at = -1;  // decode step; -1 = never
+  };
+  bool Knows(int32_t rows) const;
   struct Fit {
     double fixed = 0;
     double slope = 0;
   };
   Fit Solve() const;
 
+  std::array<Seen, kMostRows + 1> decode_;  // by rows
+  int64_t num_decode_steps_ = 0;
   double weight_ = 0, sum_x_ = 0, sum_y_ = 0, sum_xx_ = 0, sum_xy_ = 0;
   // A page of a small model by memcpy, until some were measured.
   double us_per_op_ = 30;

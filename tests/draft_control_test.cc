@@ -254,5 +254,42 @@ TEST(DraftControl, TheSameCallsGiveTheSamePlans) {
   EXPECT_NE(run(1), run(2));
 }
 
+// Times that bend after four rows: of a long plan with certain guesses, what pays is kept, found by
+// trying every length.
+TEST(DraftControl, TrimKeepsWhatPaysWhereTimesBend) {
+  const auto step_us = [](int32_t rows) { return rows <= 4 ? 6400.0 + 200 * rows : 2000.0 * rows; };
+  for (const double acceptance : {0.3, 0.6, 0.9, 1.0}) {
+    DraftControl control;
+    std::mt19937 rng(1);
+    std::uniform_real_distribution<double> uniform(0, 1);
+    DraftPlan plan{.seq = 1, .max_tokens = 12};
+    for (int i = 0; i < 400; ++i) {  // what is learnt: each guess is kept by chance
+      control.Plan({&plan, 1}, {.fixed_us = 6400, .per_token_us = 20});
+      if (plan.lengths[0] == 0) continue;
+      int32_t kept = 0;
+      while (kept < plan.lengths[0] && uniform(rng) < acceptance) ++kept;
+      const int32_t drafted = plan.lengths[0];
+      control.OnVerified(1, {&drafted, 1}, 0, kept);
+    }
+    control.Plan({&plan, 1}, {.fixed_us = 6400, .per_token_us = 20});
+    const int32_t planned = plan.lengths[0];
+    double best = 1 / step_us(1), tokens = 1, p = 1;
+    int32_t want = 0;
+    for (int32_t k = 1; k <= planned; ++k) {
+      p *= control.Acceptance(1, k - 1);
+      tokens += p;
+      if (tokens / step_us(1 + k) <= best) continue;
+      best = tokens / step_us(1 + k);
+      want = k;
+    }
+    control.Trim({&plan, 1}, step_us, 0);
+    EXPECT_EQ(plan.lengths[0], want) << acceptance << " planned " << planned;
+    if (acceptance >= 0.6) {
+      EXPECT_GT(want, 0);
+      EXPECT_GT(planned, 3);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace quire

@@ -64,6 +64,30 @@ TEST(StepCostFit, FollowsAMachineThatBecameSlower) {
   EXPECT_NEAR(fit.fixed_us(), 300, 30);
 }
 
+// Rows up to 4 cost little, then more: what was measured counts, not a line through prompts.
+TEST(StepCostFit, DecodeStepsAreRememberedBySize) {
+  StepCostFit fit;
+  for (int i = 0; i < 100; ++i) fit.OnStep(1 + i % 500, 10'000 + 770.0 * (1 + i % 500));
+  EXPECT_NEAR(fit.DecodeUs(3), 10'000 + 770 * 3, 200) << "nothing else is known";
+  for (int i = 0; i < 20; ++i) {
+    fit.OnDecodeStep(1, 6600);
+    fit.OnDecodeStep(4, 7400);
+    fit.OnDecodeStep(8, 15'900);
+  }
+  EXPECT_EQ(fit.DecodeUs(1), 6600);
+  EXPECT_EQ(fit.DecodeUs(4), 7400);
+  EXPECT_NEAR(fit.DecodeUs(2), 6600 + 800.0 / 3, 1);
+  EXPECT_NEAR(fit.DecodeUs(6), (7400 + 15'900) / 2.0, 1);
+  EXPECT_NEAR(fit.DecodeUs(10), 15'900 + 2 * 770, 100);
+  fit.OnDecodeStep(4, 1e6);  // a stopped process
+  EXPECT_LE(fit.DecodeUs(4), 2 * 7400);
+  for (int i = 0; i < 30; ++i) fit.OnDecodeStep(4, 7400);
+  EXPECT_NEAR(fit.DecodeUs(4), 7400, 10);
+  // A size that was not seen for long is not known any more: it is tried again.
+  for (int i = 0; i < 1100; ++i) fit.OnDecodeStep(1, 6600);
+  EXPECT_NEAR(fit.DecodeUs(8), 6600 + 7 * 770, 400);
+}
+
 TEST(StepCostFit, PageOperationsAreApart) {
   StepCostFit fit;
   for (int i = 0; i < 100; ++i) fit.OnPageOps(10, 800);
