@@ -66,7 +66,7 @@ const ForwardBatch& BatchBuilder::Build(const ScheduledBatch& batch, const Block
 }
 
 const ForwardBatch& BatchBuilder::BuildDry(int32_t num_tokens, int32_t num_seqs, int32_t context,
-                                           const CacheLayout& layout) {
+                                           const CacheLayout& layout, int32_t num_rows) {
   num_seqs = std::min(num_seqs, num_tokens);
   token_ids_.assign(static_cast<size_t>(num_tokens), 0);
   positions_.assign(static_cast<size_t>(num_tokens), 0);
@@ -81,7 +81,8 @@ const ForwardBatch& BatchBuilder::BuildDry(int32_t num_tokens, int32_t num_seqs,
     cu_seqlens_q_.push_back(cu_seqlens_q_.back() + own);
     seqlens_k_.push_back(std::max(context, own));
     max_keys = std::max(max_keys, seqlens_k_.back());
-    logit_rows_.push_back(cu_seqlens_q_.back() - 1);
+    const int32_t rows = i == 0 ? std::clamp(num_rows - num_seqs + 1, 1, own) : 1;
+    for (int32_t r = rows; r > 0; --r) logit_rows_.push_back(cu_seqlens_q_.back() - r);
   }
   const int32_t max_pages = (max_keys + layout.block_size - 1) / layout.block_size;
   read_tables_.resize(layout.groups.size());

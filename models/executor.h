@@ -25,8 +25,9 @@ class BatchBuilder {
   const ForwardBatch& Build(const ScheduledBatch& batch, const BlockManager& blocks);
   // A worst-case step for the memory profile: `num_seqs` sequences that share `num_tokens` tokens,
   // each with `context` keys. The tables name the null page; only a dry run may use it.
+  // num_rows: of logits, at least one for each sequence; the first has the others. 0 = no others.
   const ForwardBatch& BuildDry(int32_t num_tokens, int32_t num_seqs, int32_t context,
-                               const CacheLayout& layout);
+                               const CacheLayout& layout, int32_t num_rows = 0);
 
  private:
   void Finish(const CacheLayout& layout, int32_t max_pages);

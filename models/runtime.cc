@@ -310,12 +310,14 @@ absl::Status Runtime::DryRun(const RuntimeOptions& options) {
   PageStorage no_storage;
   const int32_t tokens = options.max_num_batched_tokens;
   const int32_t seqs = std::min(options.max_num_seqs, tokens);
+  // Prompt logprobs and guesses take several rows of one sequence.
+  const int32_t rows = std::max(options.max_logit_rows, options.max_num_seqs);
   for (const auto& [num_tokens, num_seqs] :
        {std::pair{tokens, seqs}, {tokens, 1}, {seqs, seqs}, {1, 1}, {std::min(tokens, 2), 2}}) {
     dry.Reset();
     RETURN_IF_ERROR(model_
                         ->Forward(builder.BuildDry(num_tokens, num_seqs, max_model_len_,
-                                                   model_->cache_layout()),
+                                                   model_->cache_layout(), rows),
                                   no_storage, dry)
                         .status());
   }

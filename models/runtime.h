@@ -34,6 +34,7 @@ struct RuntimeOptions {
   int32_t block_size = 16;
   int32_t max_model_len = 0;  // 0 = the model's own, capped by the pool
   int32_t max_num_seqs = 64;
+  int32_t max_logit_rows = 0;  // of a step; 0 = max_num_seqs. See SchedulerOptions.
   int32_t max_num_batched_tokens = 512;
   // The cache beyond what the pools hold.
   int64_t host_cache_memory_bytes = 0;  // host tier, for pages evicted or swapped out; 0 = none

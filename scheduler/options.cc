@@ -16,6 +16,10 @@ absl::Status Validate(const SchedulerOptions& o) {
         "max_num_seqs",
         o.max_num_batched_tokens, o.max_num_seqs);
   }
+  if (o.max_logit_rows != 0 && o.max_logit_rows < o.max_num_seqs) {
+    return InvalidArgument("max_logit_rows={} must be at least max_num_seqs={} (0 = as many)",
+                           o.max_logit_rows, o.max_num_seqs);
+  }
   if (o.max_model_len < 2) {
     return InvalidArgument("max_model_len={} must be at least 2 (one token in, one out)",
                            o.max_model_len);

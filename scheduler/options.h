@@ -33,9 +33,12 @@ enum class SchedulingPolicy : uint8_t {
 struct SchedulerOptions {
   int32_t max_num_seqs = 64;             // branches in the running set
   int32_t max_num_batched_tokens = 512;  // computed per step; at least max_num_seqs
-  int32_t max_model_len = 0;             // tokens, prompt + max_tokens; must be set
-  int32_t max_queued_requests = 1024;    // accepted and not yet scheduled
-  bool enable_prefix_caching = true;     // false: a prefix is shared only inside its request
+  // Rows of logits per step, which the memory of a step is sized for: one for each branch, more for
+  // guesses and prompt logprobs. 0 = max_num_seqs; then a single place leaves no row for a guess.
+  int32_t max_logit_rows = 0;
+  int32_t max_model_len = 0;           // tokens, prompt + max_tokens; must be set
+  int32_t max_queued_requests = 1024;  // accepted and not yet scheduled
+  bool enable_prefix_caching = true;   // false: a prefix is shared only inside its request
   // Share of each pool that admitting a request must leave free, so that running sequences can grow
   // before somebody has to be preempted. Ignored while nothing runs.
   double watermark = 0.01;

@@ -8,7 +8,8 @@ namespace quire {
 
 Scheduler::Scheduler(SchedulerOptions options, BlockManager& blocks, Now now)
     : options_(std::move(options)),
-      max_rows_(options_.max_num_seqs),
+      max_seqs_at_start_(options_.max_num_seqs),
+      max_rows_(std::max(options_.max_logit_rows, options_.max_num_seqs)),
       max_step_tokens_(options_.max_num_batched_tokens),
       blocks_(blocks),
       now_(std::move(now)),
@@ -94,9 +95,9 @@ absl::Status Scheduler::Update(const SchedulerUpdate& u) {
   set(next.target_step_ms, u.target_step_ms);
   set(next.num_speculative_tokens, u.num_speculative_tokens);
   RETURN_IF_ERROR(Validate(next));
-  if (next.max_num_seqs > max_rows_) {
+  if (next.max_num_seqs > max_seqs_at_start_) {
     return InvalidArgument("max_num_seqs={} must be at most {}, as at the start; restart with more",
-                           next.max_num_seqs, max_rows_);
+                           next.max_num_seqs, max_seqs_at_start_);
   }
   if (next.max_num_batched_tokens > max_step_tokens_) {
     return InvalidArgument(
@@ -213,8 +214,9 @@ absl::Status Scheduler::Audit() const {
   for (const auto& [key, s] : running_) {
     slots += s.live->slots();
   }
-  if (slots != slots_taken_ || slots > max_rows_) {
-    return broken("S4: {} places taken, counted {}, at most {}", slots, slots_taken_, max_rows_);
+  if (slots != slots_taken_ || slots > max_seqs_at_start_) {
+    return broken("S4: {} places taken, counted {}, at most {}", slots, slots_taken_,
+                  max_seqs_at_start_);
   }
   for (const auto& [id, live] : requests_) {
     const PageNeed need = WorstCase(*live->request);

@@ -233,8 +233,9 @@ class Scheduler {
   void PutIn(LiveRequest& live, std::unique_ptr<Sequence> seq);
 
   SchedulerOptions options_;
-  const int32_t max_rows_;         // of logits in a step: max_num_seqs at the start
-  const int32_t max_step_tokens_;  // max_num_batched_tokens at the start
+  const int32_t max_seqs_at_start_;  // max_num_seqs
+  const int32_t max_rows_;           // of logits in a step
+  const int32_t max_step_tokens_;    // max_num_batched_tokens at the start
   BlockManager& blocks_;
   const Now now_;
   const Clock::time_point start_;

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "models/weights/gguf.h"
+#include "server/scheduling.h"
 #include "tokenizer/chat_template.h"
 
 namespace quire {
@@ -146,6 +147,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
                           .block_size = options.block_size,
                           .max_model_len = options.max_model_len,
                           .max_num_seqs = options.max_num_seqs,
+                          .max_logit_rows = MaxLogitRows(options),
                           .max_num_batched_tokens = options.max_num_batched_tokens,
                           .host_cache_memory_bytes = options.host_cache_memory_bytes,
                           .cache_directory = options.cache_directory,

@@ -19,6 +19,7 @@ SchedulerOptions ToSchedulerOptions(const ServerOptions& o) {
   CHECK(policy.has_value(), "scheduling_policy={} was not checked", o.scheduling_policy);
   return {.max_num_seqs = o.max_num_seqs,
           .max_num_batched_tokens = o.max_num_batched_tokens,
+          .max_logit_rows = MaxLogitRows(o),
           .max_queued_requests = o.max_queued_requests,
           .enable_prefix_caching = o.enable_prefix_caching,
           .watermark = o.watermark,
@@ -31,6 +32,8 @@ SchedulerOptions ToSchedulerOptions(const ServerOptions& o) {
           .target_step_ms = o.target_itl_ms,
           .num_speculative_tokens = o.num_speculative_tokens};
 }
+
+int32_t MaxLogitRows(const ServerOptions& o) { return o.max_num_seqs + o.num_speculative_tokens; }
 
 SpeculationMethod DefaultSpeculation(const ServerOptions& o) {
   if (o.speculation == "none") return SpeculationMethod::kNone;

@@ -11,6 +11,9 @@ namespace quire {
 // REQUIRES: Validate(options) is OK.
 SchedulerOptions ToSchedulerOptions(const ServerOptions& options);
 
+// Rows of logits in a step: a full house and one sequence's guesses beside it.
+int32_t MaxLogitRows(const ServerOptions& options);
+
 // Of requests that don't say.
 SpeculationMethod DefaultSpeculation(const ServerOptions& options);
 

@@ -72,24 +72,28 @@ TEST(Runtime, AWorstCaseStepStaysWithinTheProfile) {
     o.model = Model(model);
     o.attention = attention;
     o.memory.num_blocks = 600;  // room for all, in every group
+    o.max_logit_rows = 24;
     auto loaded = ModelRuntime::Load(o);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     ModelRuntime& runtime = **loaded;
     SchedulerOptions options;
     options.max_num_seqs = o.max_num_seqs;
     options.max_num_batched_tokens = o.max_num_batched_tokens;
+    options.max_logit_rows = o.max_logit_rows;
     options.max_model_len = runtime.max_model_len();
     options.enable_prefix_caching = false;
     Scheduler scheduler(options, runtime.block_manager());
     std::vector<TokenEvent> events;
     // Prompts as long as the model allows, all at once: steps of a full budget beside long
-    // contexts, then eight rows of logits over the longest contexts.
+    // contexts, then eight rows of logits over the longest contexts. One asks for logprobs of its
+    // prompt, which fill all rows.
     for (RequestId id = 1; id <= 8; ++id) {
       auto request = std::make_shared<Request>();
       request->id = id;
       request->prompt.assign(static_cast<size_t>(runtime.max_model_len()) - 200,
                              static_cast<TokenId>(id));
       request->sampling.num_logprobs = 20;
+      request->prompt_logprobs = id == 8 ? 20 : -1;
       request->stop.max_tokens = 200;
       scheduler.Apply(Submit{request}, events);
     }
@@ -100,11 +104,11 @@ TEST(Runtime, AWorstCaseStepStaysWithinTheProfile) {
       const absl::StatusOr<StepOutput> out = runtime.executor().Run(batch);
       ASSERT_TRUE(out.ok()) << out.status();
       largest_step = std::max(largest_step, batch.num_tokens);
-      most_rows = std::max(most_rows, out->rows.size());
+      most_rows = std::max(most_rows, out->rows.size() + out->prompt_rows.size());
       scheduler.Commit(batch, *out, events);
     }
     EXPECT_EQ(largest_step, o.max_num_batched_tokens);
-    EXPECT_EQ(most_rows, 8u);
+    EXPECT_EQ(most_rows, 24u);
     const auto& executor = static_cast<const ModelExecutor&>(runtime.executor());
     EXPECT_LE(static_cast<int64_t>(executor.arena_peak()), runtime.memory().activation_peak);
     EXPECT_GT(static_cast<int64_t>(executor.arena_peak()), runtime.memory().activation_peak / 2);

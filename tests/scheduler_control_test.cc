@@ -165,6 +165,23 @@ TEST(Guesses, AreBoundedByRowsBudgetAndPages) {
   h.ExpectIdleAndClean();
 }
 
+// A single place has rows for guesses if it is given some.
+TEST(Guesses, ASinglePlaceNeedsRowsForThem) {
+  for (const int32_t rows : {0, 9}) {
+    HarnessOptions o;
+    o.scheduler.max_num_seqs = 1;
+    o.scheduler.max_logit_rows = rows;
+    o.scheduler.max_num_batched_tokens = 32;
+    o.scheduler.num_speculative_tokens = 8;
+    o.percent_right = 100;
+    Harness h(o);
+    h.Submit(Iota(0, 5), 40);
+    ASSERT_TRUE(h.RunUntilIdle());
+    h.ExpectOutputsAsSolo();
+    EXPECT_EQ(h.stats().accepted_draft_tokens > 20, rows > 0);
+  }
+}
+
 TEST(Guesses, NobodyIsPreemptedForThem) {
   HarnessOptions o;
   o.num_pages = 14;

@@ -146,9 +146,10 @@ class Harness {
     }
     blocks_ = std::make_unique<BlockManager>(layout_, pools_, options_.blocks, host_);
     scheduler_ = std::make_unique<Scheduler>(options_.scheduler, *blocks_, [this] { return now_; });
-    executor_ = std::make_unique<FakeExecutor>(*blocks_, options_.scheduler.max_num_batched_tokens,
-                                               !options_.scheduler.enable_prefix_caching,
-                                               options_.scheduler.max_num_seqs);
+    executor_ = std::make_unique<FakeExecutor>(
+        *blocks_, options_.scheduler.max_num_batched_tokens,
+        !options_.scheduler.enable_prefix_caching,
+        std::max(options_.scheduler.max_logit_rows, options_.scheduler.max_num_seqs));
     if (options_.percent_right >= 0) {
       proposer_ = std::make_unique<FakeProposer>(1, options_.percent_right);
       scheduler_->SetProposer(SpeculationMethod::kNgram, proposer_.get());

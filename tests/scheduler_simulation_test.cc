@@ -305,6 +305,7 @@ HarnessOptions Everything(std::mt19937& rng) {
   o.scheduler.num_speculative_tokens = PickOf(rng, {1, 3, 8});
   o.scheduler.long_prefill_token_threshold = PickOf(rng, {0, 0, 1, 5});
   o.scheduler.target_step_ms = PickOf(rng, {0, 0, 1});
+  o.scheduler.max_logit_rows = o.scheduler.max_num_seqs + PickOf(rng, {0, 0, 2, 10});
   o.percent_right = PickOf(rng, {0, 50, 90, 100});
   return o;
 }
