@@ -238,8 +238,16 @@ absl::Status Validate(const SpeculationParams& speculation, const BeamParams& be
     return InvalidArgument("method={} can't guess tokens ahead with beam_width={}; set it to none",
                            kNames[method], beam.beam_width);
   }
+  if (speculation.rejection_sampling && speculation.branching_factor > 1) {
+    return InvalidArgument("branching_factor={} must be 1 with rejection_sampling=true",
+                           speculation.branching_factor);
+  }
   if (speculation.method == SpeculationMethod::kNone) {
     absl::Status status;
+    if (speculation.rejection_sampling) {
+      return InvalidArgument(
+          "rejection_sampling=true has no effect with method=none; leave it out");
+    }
     ForEachChanged(speculation, [&](std::string_view name, auto value, auto fallback) {
       if (!status.ok()) return;
       status = InvalidArgument("{}={} has no effect with method=none; leave it out or set it to {}",

@@ -107,6 +107,14 @@ absl::Status ReadSpeculation(const pb::GenerateRequest& r, const ServedModel& mo
       return InvalidArgument("spec.method={} must be in [0, 4]",
                              static_cast<int>(r.spec().method()));
   }
+  speculation.rejection_sampling = r.spec().rejection_sampling();
+  if (r.spec().has_enable() && !r.spec().enable()) {
+    if (r.spec().method() > pb::SPECULATION_METHOD_NONE) {
+      return InvalidArgument("spec.enable=false and spec.method={} contradict each other",
+                             static_cast<int>(r.spec().method()));
+    }
+    speculation.method = SpeculationMethod::kNone;
+  }
   return WithPath(Validate(speculation, request.beam), r);
 }
 

@@ -85,6 +85,12 @@ TEST(ValidateSpeculation, RangesAndBeams) {
                 {"method=draft", "beam_width=4", "none"});
   ExpectRefused(Validate({.method = SpeculationMethod::kNone, .num_tokens = 4}, BeamParams{}),
                 {"num_tokens=4", "method=none"});
+  EXPECT_TRUE(Validate({.rejection_sampling = true}, BeamParams{}).ok());
+  ExpectRefused(
+      Validate({.method = SpeculationMethod::kNone, .rejection_sampling = true}, BeamParams{}),
+      {"rejection_sampling=true", "method=none"});
+  ExpectRefused(Validate({.branching_factor = 2, .rejection_sampling = true}, BeamParams{}),
+                {"branching_factor=2", "rejection_sampling=true"});
 }
 
 TEST(ValidateLogprobs, TokenIds) {

@@ -306,6 +306,20 @@ TEST(SpeculationTest, WhatIsAskedReachesTheEngine) {
   EXPECT_EQ(ngram.num_tokens, 5);
   EXPECT_EQ(ngram.branching_factor, 2);
   EXPECT_EQ(ask(pb::SPECULATION_METHOD_SUFFIX).method, SpeculationMethod::kSuffix);
+  // `enable` alone; and what is not exact is only had by asking for it.
+  EXPECT_FALSE(ngram.rejection_sampling);
+  pb::GenerateRequest request = Rig::TextRequest("abc", 1);
+  request.mutable_spec()->set_rejection_sampling(true);
+  EXPECT_TRUE(rig.Generate(request).status.ok());
+  EXPECT_TRUE(seen.rejection_sampling);
+  request.mutable_spec()->clear_rejection_sampling();
+  request.mutable_spec()->set_enable(false);
+  EXPECT_TRUE(rig.Generate(request).status.ok());
+  EXPECT_EQ(seen.method, SpeculationMethod::kNone);
+  request.mutable_spec()->set_method(pb::SPECULATION_METHOD_NGRAM);
+  const grpc::Status both = rig.Generate(request).status;
+  EXPECT_EQ(both.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(both.error_message().find("spec.enable=false"), std::string::npos);
 }
 
 // One refusal: how to make the request, and what the message must say.
