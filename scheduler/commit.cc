@@ -95,7 +95,8 @@ void Scheduler::Measure(const ScheduledBatch& batch, const StepOutput& output) {
   const bool decodes = std::all_of(batch.seqs.begin(), batch.seqs.end(), [](const auto& s) {
     return s.num_samples == 1 && s.num_tokens == 1 + s.num_drafts;
   });
-  if (decodes) cost_.OnDecodeStep(batch.num_tokens, us - output.page_ops_us - propose_us_);
+  const double own_us = us - output.page_ops_us - propose_us_;
+  if (decodes && own_us > 0) cost_.OnDecodeStep(batch.num_tokens, own_us);
   cost_.OnPageOps(static_cast<int64_t>(batch.copies.size()), output.page_ops_us);
 }
 

@@ -58,7 +58,7 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
   const auto n = static_cast<int32_t>(draft_plans_.size());
   const double base_us = cost_.DecodeUs(n);
   const double row_us =
-      std::max((cost_.DecodeUs(n + kFewRows) - base_us) / kFewRows, base_us * 1e-3);
+      std::max({(cost_.DecodeUs(n + kFewRows) - base_us) / kFewRows, base_us * 1e-3, 1e-3});
   draft_control_.Plan(draft_plans_,
                       {.fixed_us = std::max(0.0, base_us - n * row_us),
                        .per_token_us = row_us,

@@ -100,13 +100,23 @@ class EngineChaos : public testing::Test {
           continue;
         }
         ++test_.counts_[operation];
-        ++done;
+        if (++done % 8 == 0) LetItStep();
       }
     }
 
    private:
     int32_t Pick(int32_t low, int32_t high) {
       return low + static_cast<int32_t>(rng_() % static_cast<uint32_t>(high - low + 1));
+    }
+
+    // Everything could be said before the first steps: so the engine gets a turn now and then.
+    // While it is paused there is none to wait for.
+    void LetItStep() {
+      const int64_t steps = test_.engine_->snapshot().scheduler.steps;
+      const Clock::time_point end = Clock::now() + std::chrono::microseconds(500);
+      while (Clock::now() < end && test_.engine_->snapshot().scheduler.steps == steps) {
+        std::this_thread::yield();
+      }
     }
 
     Operation Choose() {

@@ -15,7 +15,8 @@ using grpc::StatusCode;
 TEST(ServerTest, EverySamplingFieldHasATwinInTheProto) {
   EXPECT_EQ(SamplingFieldsWithoutTwin(), std::vector<std::string>{});
   // And the other way round: what is in the message is mapped, by name or by hand.
-  const std::set<std::string> by_hand = {"seed", "logit_bias", "allowed_token_ids", "bad_words"};
+  const std::set<std::string> by_hand = {"seed",      "logit_bias", "allowed_token_ids",
+                                         "bad_words", "best_of",    "logprob_token_ids"};
   std::set<std::string> visited;
   SamplingParams params;
   SamplingParams::VisitFields(
