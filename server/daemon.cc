@@ -64,13 +64,12 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
   scheduler_.SetDefaultSpeculation(DefaultSpeculation(parts_.facts.options));
   // What grammars force is guessed without any of them. Special tokens are control, not text.
   const Tokenizer* const tokenizer = parts_.model.tokenizer.get();
-  scheduler_.SetTokenText(
-      {.encode =
-           [tokenizer](std::string_view text) {
-             return tokenizer->Encode(text, /*add_special_tokens=*/false)
-                 .value_or(std::vector<TokenId>());
-           },
-       .bytes = [tokenizer](TokenId id) { return tokenizer->TokenBytes(id); }});
+  scheduler_.SetTokenText({.encode =
+                               [tokenizer](std::string_view text) {
+                                 return tokenizer->Encode(text, /*add_special_tokens=*/false)
+                                     .value_or(std::vector<TokenId>());
+                               },
+                           .bytes = [tokenizer](TokenId id) { return tokenizer->TokenBytes(id); }});
   parts_.model.has_draft_model = parts_.draft != nullptr;
 }
 
