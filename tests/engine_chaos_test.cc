@@ -100,7 +100,7 @@ class EngineChaos : public testing::Test {
           continue;
         }
         ++test_.counts_[operation];
-        if (++done % 8 == 0) LetItStep();
+        if (++done % 4 == 0) LetItStep();
       }
     }
 
@@ -113,7 +113,7 @@ class EngineChaos : public testing::Test {
     // While it is paused there is none to wait for.
     void LetItStep() {
       const int64_t steps = test_.engine_->snapshot().scheduler.steps;
-      const Clock::time_point end = Clock::now() + std::chrono::microseconds(500);
+      const Clock::time_point end = Clock::now() + std::chrono::milliseconds(4);
       while (Clock::now() < end && test_.engine_->snapshot().scheduler.steps == steps) {
         std::this_thread::yield();
       }
