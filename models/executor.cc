@@ -227,7 +227,8 @@ void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
     Candidates(row, static_cast<size_t>(s.num_candidates), scratch, out.sampled);
   } else if (seq.request->speculation.rejection_sampling && out.draft < s.num_drafts &&
              !seq.request->sampling.greedy()) {
-    const TokenId guess = seq.tokens[static_cast<size_t>(seq.num_tokens() + out.draft)];
+    const TokenId guess =
+        seq.tokens[static_cast<size_t>(seq.num_tokens()) + static_cast<size_t>(out.draft)];
     const DraftVerdict verdict = VerifyPointDraft(DistributionOf(row, scratch), guess, row.seed,
                                                   row.branch, static_cast<uint32_t>(tokens.size()));
     out.sampled = SampleKnown(row, verdict.token, scratch);

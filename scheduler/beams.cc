@@ -131,7 +131,7 @@ void Scheduler::EndBeams(LiveRequest& live, std::vector<TokenEvent>& events) {
       event.sampled.token = h.tokens[i];
       event.sampled.logprob = h.logprobs[i];
       event.num_output_tokens = branch.num_output_tokens = static_cast<int32_t>(i) + 1;
-      if (i + 1 < h.tokens.size()) events.push_back(std::move(event));
+      if (i + 1 < h.tokens.size()) events.push_back(event);
     }
     event.score = h.score;
     event.stop_token = h.stop_token;

@@ -191,10 +191,10 @@ namespace {
 // Guesses of `seq` that equal what was sampled where they stand; rows: of the last known token and
 // of each guess.
 int32_t CountRight(const Sequence& seq, std::span<const SampledRow> rows) {
-  const int32_t known = seq.num_tokens();
+  const auto known = static_cast<size_t>(seq.num_tokens());
   int32_t right = 0;
   while (right < seq.num_drafts && rows[static_cast<size_t>(right)].sampled.token ==
-                                       seq.tokens[static_cast<size_t>(known + right)]) {
+                                       seq.tokens[known + static_cast<size_t>(right)]) {
     ++right;
   }
   return right;
