@@ -207,11 +207,16 @@ class DecodingTest(unittest.TestCase):
         for method in [pb.SPECULATION_METHOD_NGRAM, pb.SPECULATION_METHOD_SUFFIX]:
             guessed = greedy(prompt, 48)
             guessed.spec.method = method
-            found = collect(self.daemon.generation.Generate(guessed))
-            self.assertEqual(found[:2], (ids, logprobs))
-            usage = found[3].usage
+            # Whether a guess pays is judged by measured times, so a busy machine may make none for a
+            # while; the bits are the same each time.
+            for _ in range(20):
+                found = collect(self.daemon.generation.Generate(guessed))
+                self.assertEqual(found[:2], (ids, logprobs))
+                usage = found[3].usage
+                self.assertGreaterEqual(usage.draft_tokens, usage.accepted_draft_tokens)
+                if usage.accepted_draft_tokens > 0:
+                    break
             self.assertGreater(usage.accepted_draft_tokens, 0, method)
-            self.assertGreaterEqual(usage.draft_tokens, usage.accepted_draft_tokens)
 
     def test_command_line(self):
         port = ["--port", str(self.daemon.port)]
