@@ -33,6 +33,7 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
   draft_plans_.clear();
   double dearest = 0;
   int32_t longest = 0;
+  bool any = false;
   for (size_t i = 0; i < batch.seqs.size(); ++i) {
     const ScheduledSeq& s = batch.seqs[i];
     if (s.num_samples != 1 || s.num_tokens != 1 + s.num_drafts) return;
@@ -53,7 +54,9 @@ void Scheduler::PlanDrafts(ScheduledBatch& batch) {
         asked.rejection_sampling ? 1 : std::clamp(asked.branching_factor, 1, kMaxDraftChains);
     dearest = std::max(dearest, us_per_draft_[static_cast<size_t>(MethodFor(request))]);
     longest = std::max(longest, s.seq->num_tokens());
+    any = any || plan.max_tokens > 0;
   }
+  if (!any) return;
   // The straight line through a step without guesses and one with a few; where it bends, Trim cuts.
   const auto n = static_cast<int32_t>(draft_plans_.size());
   const double base_us = cost_.DecodeUs(n);
