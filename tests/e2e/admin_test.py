@@ -3,7 +3,7 @@ import json
 import tempfile
 import unittest
 
-from daemon import Daemon, collect, greedy, run
+from daemon import Daemon, collect, eventually, greedy, run
 
 PROMPT = [i % 900 + 100 for i in range(70)]
 
@@ -41,13 +41,18 @@ class AdminTest(unittest.TestCase):
             self.assertEqual(len(self.json(daemon, "blocks", "--state", "cached")["blocks"]), 4)
             self.assertIn("cached", self.admin(daemon, "blocks"))
 
-            stream = daemon.generation.Generate(greedy([5, 6, 7], 2000))
+            elsewhere = greedy([5, 6, 7], 2000)
+            elsewhere.kv.cache_salt = "elsewhere"
+            stream = daemon.generation.Generate(elsewhere)
             next(stream)
             requests = self.json(daemon, "requests")["requests"]
             self.assertEqual(len(requests), 1)
             self.assertEqual(requests[0]["branches"][0]["state"], "BRANCH_STATE_RUNNING")
             self.assertIn("running", self.admin(daemon, "requests", "--tables"))
             stream.cancel()
+            self.assertTrue(eventually(lambda: daemon.blocks().live_requests == 0))
+            self.admin(daemon, "flush", "--salt", "elsewhere")  # as many blocks as it got to
+            self.assertEqual(self.json(daemon, "stats")["cached_blocks"], 4)
 
             pin = self.json(daemon, "pin", "--ids", ",".join(map(str, PROMPT)))
             self.assertEqual(pin["num_tokens"], 64)
@@ -68,8 +73,7 @@ class AdminTest(unittest.TestCase):
             self.assertIn("paused", self.admin(daemon, "pause"))
             self.assertIn("policy fair (paused), changed 1 times", self.admin(daemon, "stats"))
             stream = daemon.generation.Generate(greedy([5, 6, 7], 3))
-            while self.json(daemon, "stats")["queued_requests"] != 1:
-                self.admin(daemon, "config")
+            self.assertTrue(eventually(lambda: daemon.blocks().queued_requests == 1))
             self.assertIn("goes on", self.admin(daemon, "resume"))
             self.assertEqual(len(collect(stream)[0]), 3)
 
