@@ -11,8 +11,14 @@
 // Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values:
 //   keys   [num_kv_heads, head_dim, page_size]    lanes are keys: scores need no horizontal sums
 //   values [num_kv_heads, page_size, head_dim_v]  lanes are dimensions
-// Element type kv_dtype (F32, BF16 or F16). All offsets are 64 bit. Slots that no table names are
-// never read: they may hold NaN.
+// Element type kv_dtype (F32, BF16, F16 or I8). All offsets are 64 bit. Slots that no table names
+// are never read: they may hold NaN.
+//
+// I8. Each kv head's codes are followed by their scales, F16 [page_size]: one for the key and one
+// for the value of each slot, so that a row's codes depend on that row alone. A value is code *
+// scale, which float32 holds exactly; |x - code * scale| <= scale / 2 with scale = max |row| / 127
+// rounded up to F16: at most 0.4% of the row's largest magnitude and 3e-8. Rows with NaN or
+// infinity become NaN; beyond 127 * 65504 they saturate.
 //
 // Exactness (C1): a score is one fma chain over d ascending (heads wider than kDimChain, as latent
 // attention has them: runs of it, added in order, for accuracy); keys are walked in tiles of
@@ -64,9 +70,15 @@ struct AttentionShape {
   float logit_softcap = 0.0f;  // 0 = off
   DType kv_dtype = DType::kF32;
   bool bidirectional = false;  // a query also sees the keys behind it (encoders, cross-attention)
+  bool additive_bias = false;  // AttentionArgs::bias is given
+  bool composed = false;       // AttentionArgs::mask or score_mods are given
 };
 
-// One layer's tensors. Not owned.
+class AttentionMask;  // kernels/attention_mask.h
+struct ScoreMod;
+
+// One layer's tensors. Not owned. A score is scale * q.k, then soft-capped, then ALiBi, the bias
+// and the score mods are added, in that order.
 struct AttentionArgs {
   const float* q = nullptr;  // [num_tokens, num_heads, head_dim]
   const std::byte* k_base = nullptr;
@@ -74,8 +86,17 @@ struct AttentionArgs {
   int64_t page_stride = 0;              // bytes from page p to p + 1
   const float* sinks = nullptr;         // [num_heads] or null: extra logit in the denominator
   const float* alibi_slopes = nullptr;  // [num_heads] or null: adds slope * (key pos - query pos)
-  float* out = nullptr;                 // [num_tokens, num_heads, head_dim_v]
-  float* lse = nullptr;                 // [num_tokens, num_heads] or null; sink left out
+  // [num_tokens, num_heads, max_seqlen_k] or null: added to the score of key position j at [.., j].
+  // Strides in floats; 0 = one for all tokens, one for all heads.
+  const float* bias = nullptr;
+  int64_t bias_token_stride = 0;
+  int64_t bias_head_stride = 0;
+  // shape.composed: what a query sees, instead of what window, chunk and bidirectional say (null:
+  // those), and functions that change scores.
+  const AttentionMask* mask = nullptr;
+  std::span<const ScoreMod> score_mods;
+  float* out = nullptr;  // [num_tokens, num_heads, head_dim_v]
+  float* lse = nullptr;  // [num_tokens, num_heads] or null; sink left out
   // eager only: [num_tokens, num_heads, max_seqlen_k], zeros where masked; else must be null.
   float* weights = nullptr;
 };
@@ -105,9 +126,16 @@ struct KvWrite {
   int64_t page_stride = 0;
 };
 
-// Stores this step's rows at write_table, rounded to kv_dtype (nearest even).
+// Stores this step's rows at write_table, rounded to kv_dtype (nearest even), or as codes with a
+// scale.
 void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
              ThreadPool& pool);
+
+// Bytes of one kv head's keys (values) in a page, scales included: where the next head begins.
+constexpr int64_t KvHeadBytes(DType type, int32_t dim, int32_t page_size) {
+  const int64_t scales = type == DType::kI8 ? 2 : 0;
+  return int64_t{page_size} * (int64_t{dim} * InfoOf(type).block_bytes + scales);
+}
 
 // Bytes of one layer's keys (and of its values) in one page, rounded up to 64.
 size_t KeyPageBytes(const AttentionShape& s, int32_t page_size);

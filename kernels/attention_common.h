@@ -8,9 +8,16 @@
 
 namespace quire::kernels {
 
-// OK if the shape is one that the paged layout can hold.
-// ERRORS: kInvalidArgument for impossible shapes, kUnimplemented for types without a layout.
+// OK if the shape is one that the paged layout can hold, and asks for neither bias nor functions.
+// ERRORS: kInvalidArgument for impossible shapes, kUnimplemented for types without a layout and for
+// what other backends have.
 absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size);
+// As above, but a bias is fine; so are functions.
+absl::Status CheckBiasedShape(const AttentionShape& s, int32_t page_size);
+absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size);
+
+// CHECKs that the arguments bring nothing that the shape, and so `supports`, did not name.
+void CheckArgs(const AttentionShape& s, const AttentionArgs& a);
 
 // Query tokens of a sequence, and the position of its first one (negative if it has fewer keys).
 inline int32_t NumQueries(const AttentionMetadata& m, int32_t seq) {
@@ -35,5 +42,7 @@ T* PageAddress(T* base, int64_t page, int64_t page_stride) {
 
 extern const AttentionBackend kEagerAttention;
 extern const AttentionBackend kFlashAttention;
+extern const AttentionBackend kFlexAttention;
+extern const AttentionBackend kSdpaAttention;
 
 }  // namespace quire::kernels

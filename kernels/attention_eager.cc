@@ -27,6 +27,8 @@ struct EagerHeadTask {
   int32_t num_q, num_k, keys16, head_dim, head_dim_v;
   int32_t pos;  // position of the first query
   float scale, softcap, slope;
+  const float* bias;  // [num_q], rows of num_k at bias_stride floats; or null
+  int64_t bias_stride;
 };
 
 }  // namespace
@@ -84,6 +86,7 @@ void PlanEager(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
 
 float Value(DType type, const std::byte* p, int64_t i) {
   if (type == DType::kF32) return reinterpret_cast<const float*>(p)[i];
+  if (type == DType::kI8) return static_cast<float>(reinterpret_cast<const int8_t*>(p)[i]);
   const uint16_t h = reinterpret_cast<const uint16_t*>(p)[i];
   return type == DType::kBF16 ? BF16ToFloat(h) : F16ToFloat(h);
 }
@@ -102,13 +105,20 @@ void Gather(const AttentionMetadata& m, const AttentionShape& s, const Attention
     const int64_t offset = j % ps;
     const std::byte* k_page = PageAddress(a.k_base, page, a.page_stride);
     const std::byte* v_page = PageAddress(a.v_base, page, a.page_stride);
+    k_page += item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim, m.page_size);
+    v_page += item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim_v, m.page_size);
+    float k_scale = 1.0f;
+    float v_scale = 1.0f;
+    if (s.kv_dtype == DType::kI8) {
+      k_scale = Value(DType::kF16, k_page + ps * s.head_dim, offset);
+      v_scale = Value(DType::kF16, v_page + ps * s.head_dim_v, offset);
+    }
     for (int64_t d = 0; d < s.head_dim; ++d) {
-      k[d * keys16 + j] =
-          Value(s.kv_dtype, k_page, (item.kv_head * int64_t{s.head_dim} + d) * ps + offset);
+      k[d * keys16 + j] = Value(s.kv_dtype, k_page, d * ps + offset) * k_scale;
     }
     for (int64_t d = 0; d < s.head_dim_v; ++d) {
       v[int64_t{j} * s.head_dim_v + d] =
-          Value(s.kv_dtype, v_page, (item.kv_head * ps + offset) * s.head_dim_v + d);
+          Value(s.kv_dtype, v_page, offset * s.head_dim_v + d) * v_scale;
     }
   }
 }
@@ -157,7 +167,10 @@ void RunItem(const AttentionMetadata& m, const AttentionShape& s, const Attentio
          .pos = pos,
          .scale = s.softmax_scale,
          .softcap = s.logit_softcap,
-         .slope = a.alibi_slopes != nullptr ? a.alibi_slopes[head] : 0.0f});
+         .slope = a.alibi_slopes != nullptr ? a.alibi_slopes[head] : 0.0f,
+         .bias = a.bias != nullptr ? a.bias + row0 * a.bias_token_stride + head * a.bias_head_stride
+                                   : nullptr,
+         .bias_stride = a.bias_token_stride});
     if (a.weights == nullptr) continue;
     for (int32_t i = 0; i < item.num_q; ++i) {
       float* w = a.weights + (first + int64_t{i} * s.num_heads) * max_seqlen_k;
@@ -169,6 +182,7 @@ void RunItem(const AttentionMetadata& m, const AttentionShape& s, const Attentio
 
 void RunEager(const AttentionPlan& plan, const AttentionMetadata& m, const AttentionShape& s,
               const AttentionArgs& a, std::byte* workspace, ThreadPool& pool) {
+  CheckArgs(s, a);
   CHECK(pool.num_threads() <= plan.num_threads, "{} threads, planned for {}", pool.num_threads(),
         plan.num_threads);
   const Scratch x = ScratchFor(m, s);
@@ -185,7 +199,7 @@ const AttentionBackend kEagerAttention = {
     .name = "eager",
     .summary = "float32 softmax over materialised scores and mask; can return attention weights",
     .batch_invariant = true,
-    .supports = CheckAttentionShape,
+    .supports = CheckBiasedShape,
     .plan = PlanEager,
     .run = RunEager,
 };

@@ -1,6 +1,7 @@
 // kernels/attention_kv.cc -- writing keys and values into pages, and how many bytes they take
 // there.
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/attention_common.h"
 
@@ -10,9 +11,8 @@ namespace {
 constexpr int64_t kTokensPerTask = 32;
 
 size_t PageBytes(const AttentionShape& s, int32_t dim, int32_t page_size) {
-  const size_t count = static_cast<size_t>(s.num_kv_heads) * static_cast<size_t>(dim) *
-                       static_cast<size_t>(page_size);
-  return (BytesFor(s.kv_dtype, count) + 63) / 64 * 64;
+  const auto bytes = static_cast<size_t>(s.num_kv_heads * KvHeadBytes(s.kv_dtype, dim, page_size));
+  return (bytes + 63) / 64 * 64;
 }
 
 template <DType kType>
@@ -22,6 +22,44 @@ void Put(std::byte* p, int64_t i, float x) {
   } else {
     reinterpret_cast<uint16_t*>(p)[i] = kType == DType::kBF16 ? FloatToBF16(x) : FloatToF16(x);
   }
+}
+
+// A row's scale as F16: the smallest whose 127-fold reaches the row's largest magnitude.
+uint16_t ScaleOf(const float* row, int64_t n) {
+  constexpr uint16_t kLargest = 0x7bff;
+  constexpr uint16_t kNaN = 0x7e00;
+  float max = 0.0f;
+  float zero = 0.0f;  // unless a value is NaN or infinite
+  for (int64_t i = 0; i < n; ++i) {
+    max = std::max(max, std::fabs(row[i]));
+    zero += row[i] * 0.0f;
+  }
+  if (zero != 0.0f) return kNaN;
+  uint16_t scale = FloatToF16(max / 127.0f);
+  if (scale > kLargest) return kLargest;
+  if (F16ToFloat(scale) * 127.0f < max && scale < kLargest) ++scale;
+  return scale;
+}
+
+// Codes of one row at out[i * stride].
+void PutCodes(const float* row, int64_t n, float scale, int8_t* out, int64_t stride) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
+  const float by = scale > 0.0f ? scale : 1.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = std::clamp(row[i] / by, -127.0f, 127.0f) + kRound;
+    out[i * stride] =
+        static_cast<int8_t>(std::bit_cast<int32_t>(x) - std::bit_cast<int32_t>(kRound));
+  }
+}
+
+// One head's row of `dim` values; codes of a key lie page_size apart, those of a value side by
+// side.
+void WriteCodes(const float* row, int32_t dim, int32_t page_size, int64_t offset, bool is_key,
+                std::byte* head) {
+  const uint16_t scale = ScaleOf(row, dim);
+  auto* const codes = reinterpret_cast<int8_t*>(head) + (is_key ? offset : offset * dim);
+  PutCodes(row, dim, F16ToFloat(scale), codes, is_key ? page_size : 1);
+  reinterpret_cast<uint16_t*>(head + int64_t{page_size} * dim)[offset] = scale;
 }
 
 template <DType kType>
@@ -35,11 +73,20 @@ void WriteToken(const AttentionMetadata& m, const AttentionShape& s, const KvWri
   std::byte* const v_page = PageAddress(w.v_base, page, w.page_stride);
   const int64_t k_row = int64_t{s.num_kv_heads} * s.head_dim;
   const float* k = w.k + token * k_row;
-  for (int64_t i = 0; i < k_row; ++i) Put<kType>(k_page, i * m.page_size + offset, k[i]);
   const float* v = w.v + token * s.num_kv_heads * s.head_dim_v;
-  for (int64_t h = 0; h < s.num_kv_heads; ++h) {
-    const int64_t first = (h * m.page_size + offset) * s.head_dim_v;
-    for (int64_t i = 0; i < s.head_dim_v; ++i) Put<kType>(v_page, first + i, *v++);
+  if constexpr (kType == DType::kI8) {
+    for (int64_t h = 0; h < s.num_kv_heads; ++h, k += s.head_dim, v += s.head_dim_v) {
+      WriteCodes(k, s.head_dim, m.page_size, offset, true,
+                 k_page + h * KvHeadBytes(kType, s.head_dim, m.page_size));
+      WriteCodes(v, s.head_dim_v, m.page_size, offset, false,
+                 v_page + h * KvHeadBytes(kType, s.head_dim_v, m.page_size));
+    }
+  } else {
+    for (int64_t i = 0; i < k_row; ++i) Put<kType>(k_page, i * m.page_size + offset, k[i]);
+    for (int64_t h = 0; h < s.num_kv_heads; ++h) {
+      const int64_t first = (h * m.page_size + offset) * s.head_dim_v;
+      for (int64_t i = 0; i < s.head_dim_v; ++i) Put<kType>(v_page, first + i, *v++);
+    }
   }
 }
 
@@ -56,6 +103,7 @@ void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite&
              ThreadPool& pool) {
   const auto write = s.kv_dtype == DType::kF32    ? WriteToken<DType::kF32>
                      : s.kv_dtype == DType::kBF16 ? WriteToken<DType::kBF16>
+                     : s.kv_dtype == DType::kI8   ? WriteToken<DType::kI8>
                                                   : WriteToken<DType::kF16>;
   const int64_t tasks = (m.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   pool.ParallelFor(tasks, [&](int64_t task, int32_t) {

@@ -3,15 +3,17 @@
 #include <string>
 
 #include "kernels/attention_common.h"
+#include "kernels/attention_mask.h"
 
 namespace quire::kernels {
 namespace {
 
-constexpr std::array<const AttentionBackend*, 2> kBackends = {&kFlashAttention, &kEagerAttention};
+constexpr std::array<const AttentionBackend*, 4> kBackends = {&kFlashAttention, &kSdpaAttention,
+                                                              &kFlexAttention, &kEagerAttention};
 
 }  // namespace
 
-absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
+absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size) {
   if (page_size != 8 && page_size != 16 && page_size != 32 && page_size != 64 && page_size != 128) {
     return InvalidArgument("block_size={} must be one of 8, 16, 32, 64, 128", page_size);
   }
@@ -26,11 +28,34 @@ absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
     return InvalidArgument("window={} and chunk={} must not be negative, nor both be set", s.window,
                            s.chunk);
   }
-  if (s.kv_dtype != DType::kF32 && s.kv_dtype != DType::kBF16 && s.kv_dtype != DType::kF16) {
-    return Error(absl::StatusCode::kUnimplemented, "kv_dtype={} must be one of F32, BF16, F16",
+  if (s.kv_dtype != DType::kF32 && s.kv_dtype != DType::kBF16 && s.kv_dtype != DType::kF16 &&
+      s.kv_dtype != DType::kI8) {
+    return Error(absl::StatusCode::kUnimplemented, "kv_dtype={} must be one of F32, BF16, F16, I8",
                  NameOf(s.kv_dtype));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckBiasedShape(const AttentionShape& s, int32_t page_size) {
+  if (s.composed) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "composed=true must be false; attention=flex takes masks and score mods");
+  }
+  return CheckComposedShape(s, page_size);
+}
+
+absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
+  if (s.additive_bias) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "additive_bias=true must be false; attention=sdpa, flex and eager take a bias");
+  }
+  return CheckBiasedShape(s, page_size);
+}
+
+void CheckArgs(const AttentionShape& s, const AttentionArgs& a) {
+  CHECK(s.additive_bias || a.bias == nullptr, "a bias that the shape does not name");
+  CHECK(s.composed || (a.mask == nullptr && a.score_mods.empty()),
+        "a mask or score mods that the shape does not name");
 }
 
 std::span<const AttentionBackend* const> AttentionBackends() { return kBackends; }

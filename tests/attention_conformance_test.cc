@@ -70,7 +70,7 @@ TEST_P(Conformance, MatchesDense) {
   const Extras extras = ExtrasOf(c);
   ThreadPool one(1);
   ThreadPool three(3);
-  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
     c.shape.kv_dtype = type;
     std::vector<DenseSeq> seqs;
     std::vector<SeqRun> runs;

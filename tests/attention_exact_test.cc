@@ -132,7 +132,7 @@ TEST_P(Exact, AloneOrInABatch) {
 
 TEST_P(Exact, InstructionSets) {
   const Extras x = ExtrasOf(model());
-  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
     AttentionShape shape = model().shape;
     shape.kv_dtype = type;
     const std::vector<DenseSeq> seqs = {RandomSeq(shape, 600, 9), RandomSeq(shape, 90, 10)};
@@ -157,7 +157,7 @@ TEST_P(Exact, InstructionSets) {
 // HARD-CASES R07: what an earlier request left in the tail of a page, and in pages of others.
 TEST_P(Exact, UnusedSlots) {
   const Extras x = ExtrasOf(model());
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kI8}) {
     AttentionShape shape = model().shape;
     shape.kv_dtype = type;
     const std::vector<DenseSeq> seqs = {RandomSeq(shape, 131, 11), RandomSeq(shape, 5, 12)};

@@ -32,6 +32,10 @@ void EagerHead(const EagerHeadTask& t) {
         for (int32_t l = 0; l < 16; ++l) distance[l] = static_cast<float>(j + l - (t.pos + i));
         x = Fma(Set1(t.slope), Load(distance), x);
       }
+      if (t.bias != nullptr) {
+        const int32_t n = t.num_k - j < 16 ? t.num_k - j : 16;
+        x = Add(x, LoadN(t.bias + i * t.bias_stride + j, n));
+      }
       // x + mask, except that a masked NaN or infinity (another row's bad key) is dropped as well.
       const Vec add = Load(mask + j);
       x = SelectLt(add, Zero(), add, x);

@@ -298,8 +298,8 @@ void FlashItem(const FlashTask& t) {
   const FlashPages pages = {
       .table = &t.m->read_table[static_cast<size_t>(t.item.seq) *
                                 static_cast<size_t>(t.m->max_pages_per_seq)],
-      .k = t.a->k_base + int64_t{t.item.kv_head} * s.head_dim * ps * size,
-      .v = t.a->v_base + int64_t{t.item.kv_head} * s.head_dim_v * ps * size,
+      .k = t.a->k_base + t.item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim, ps),
+      .v = t.a->v_base + t.item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim_v, ps),
       .page_stride = t.a->page_stride,
       .page_size = ps,
       .size = size,

@@ -6,12 +6,14 @@ namespace quire::kernels::QUIRE_ISA {
 
 inline Vec LoadKv(DType type, const std::byte* p) {
   if (type == DType::kF32) return Load(reinterpret_cast<const float*>(p));
+  if (type == DType::kI8) return LoadI8(reinterpret_cast<const int8_t*>(p));
   const auto* h = reinterpret_cast<const uint16_t*>(p);
   return type == DType::kBF16 ? LoadBF16(h) : LoadF16(h);
 }
 
 inline float LoadKvOne(DType type, const std::byte* p) {
   if (type == DType::kF32) return *reinterpret_cast<const float*>(p);
+  if (type == DType::kI8) return static_cast<float>(*reinterpret_cast<const int8_t*>(p));
   const uint16_t h = *reinterpret_cast<const uint16_t*>(p);
   return type == DType::kBF16 ? BF16ToFloat(h) : F16ToFloat(h);
 }
@@ -28,6 +30,11 @@ struct FlashPages {
 
   const std::byte* Page(const std::byte* base, int32_t key) const {
     return base + int64_t{table[key / page_size]} * page_stride;
+  }
+  // I8: the scale of a key's (value's) codes, which lie behind this head's `dim` rows of them.
+  const uint16_t* Scale(const std::byte* base, int32_t key, int32_t dim) const {
+    return reinterpret_cast<const uint16_t*>(Page(base, key) + int64_t{dim} * page_size) +
+           key % page_size;
   }
 };
 
@@ -46,6 +53,13 @@ inline int64_t KeyTile(const FlashPages& pages, int32_t head_dim, int32_t t0, in
       continue;
     }
     k[v] = tile + v * 16;
+    if (ps >= 16 && pages.type == DType::kI8) {
+      const Vec scale = LoadF16(pages.Scale(pages.k, key, head_dim));
+      for (int32_t d = 0; d < head_dim; ++d) {
+        Store(Mul(LoadKv(pages.type, src + int64_t{d} * ps), scale), tile + d * kKeyTile + v * 16);
+      }
+      continue;
+    }
     if (ps >= 16) {
       for (int32_t d = 0; d < head_dim; ++d) {
         Store(LoadKv(pages.type, src + int64_t{d} * ps * pages.size), tile + d * kKeyTile + v * 16);
@@ -61,6 +75,12 @@ inline int64_t KeyTile(const FlashPages& pages, int32_t head_dim, int32_t t0, in
           tile[d * kKeyTile + v * 16 + half * 8 + i] =
               LoadKvOne(pages.type, src + (int64_t{d} * 8 + i) * pages.size);
         }
+      }
+      if (pages.type != DType::kI8) continue;
+      const uint16_t* scales = pages.Scale(pages.k, first, head_dim);
+      for (int32_t i = 0; i < 8; ++i) {
+        float* const column = tile + v * 16 + half * 8 + i;
+        for (int32_t d = 0; d < head_dim; ++d) column[d * kKeyTile] *= F16ToFloat(scales[i]);
       }
     }
   }
@@ -79,6 +99,9 @@ inline const float* ValueRun(const FlashPages& pages, int32_t dv, int32_t dv16, 
     for (; d + 16 <= dv; d += 16) Store(LoadKv(pages.type, src + d * pages.size), dst + d);
     for (; d < dv; ++d) dst[d] = LoadKvOne(pages.type, src + d * pages.size);
     for (; d < dv16; ++d) dst[d] = 0.0f;
+    if (pages.type != DType::kI8) continue;
+    const Vec scale = Set1(F16ToFloat(*pages.Scale(pages.v, key, dv)));
+    for (d = 0; d < dv16; d += 16) Store(Mul(Load(dst + d), scale), dst + d);
   }
   return tile;
 }

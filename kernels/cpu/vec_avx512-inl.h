@@ -29,6 +29,10 @@ inline Vec LoadBF16(const uint16_t* p) {
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline Vec LoadI8(const int8_t* p) {
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b))};
+}
 
 inline Vec Fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec Add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }

@@ -50,6 +50,11 @@ inline Vec LoadF16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) r.lane[i] = F16ToFloat(p[i]);
   return r;
 }
+inline Vec LoadI8(const int8_t* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
 
 #define QUIRE_LANEWISE(name, params, expr)         \
   inline Vec name params {                         \

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/attention_mask.h"
 
 namespace quire::kernels {
 
@@ -37,6 +39,19 @@ inline float Rounded(DType type, float x) {
                                : x;
 }
 
+// A row as an int8 cache keeps it, by the rule that attention.h states: the scale is the smallest
+// number of 11 significant bits (above 2^-14) that reaches the largest magnitude 127-fold.
+inline void RoundRowToCodes(float* row, size_t n) {
+  double max = 0;
+  for (size_t i = 0; i < n; ++i) max = std::max(max, std::fabs(double{row[i]}));
+  if (max == 0) return;
+  const int exponent = std::max(std::ilogb(max / 127), -14);
+  const double scale = std::ldexp(std::ceil(std::ldexp(max / 127, 10 - exponent)), exponent - 10);
+  for (size_t i = 0; i < n; ++i) {
+    row[i] = static_cast<float>(std::nearbyint(row[i] / scale) * scale);
+  }
+}
+
 inline DenseSeq RandomSeq(const AttentionShape& s, int32_t len, uint32_t seed) {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal;
@@ -50,6 +65,12 @@ inline DenseSeq RandomSeq(const AttentionShape& s, int32_t len, uint32_t seed) {
   seq.len = len;
   seq.k = fill(n * s.num_kv_heads * s.head_dim, s.kv_dtype);
   seq.v = fill(n * s.num_kv_heads * s.head_dim_v, s.kv_dtype);
+  if (s.kv_dtype == DType::kI8) {
+    for (size_t i = 0; i < n * s.num_kv_heads; ++i) {
+      RoundRowToCodes(&seq.k[i * s.head_dim], static_cast<size_t>(s.head_dim));
+      RoundRowToCodes(&seq.v[i * s.head_dim_v], static_cast<size_t>(s.head_dim_v));
+    }
+  }
   seq.q = fill((n + DenseSeq::kBefore) * s.num_heads * s.head_dim, DType::kF32);
   return seq;
 }
@@ -65,7 +86,26 @@ struct Extras {
   std::vector<float> sinks;   // [num_heads] or empty
   std::vector<float> slopes;  // [num_heads] or empty
   bool weights = false;
+  enum class Bias { kNone, kFull, kOneForAllTokens, kOneForAllHeads };
+  Bias bias = Bias::kNone;
+  // flex: both the mask and what it means, both the score mods and what they mean.
+  const AttentionMask* mask = nullptr;
+  std::function<bool(int32_t pos, int32_t key)> sees;
+  std::vector<ScoreMod> mods;
+  std::function<double(int32_t pos, int32_t head, int32_t key, double score)> mod;
 };
+
+// The bias that the rig gives: numbers in [-2, 2), a few of them -inf, never of the newest key.
+inline float BiasAt(Extras::Bias kind, int32_t pos, int32_t head, int32_t key) {
+  if (kind == Extras::Bias::kNone) return 0.0f;
+  if (kind == Extras::Bias::kOneForAllTokens) pos = 1;
+  if (kind == Extras::Bias::kOneForAllHeads) head = 1;
+  uint32_t x = static_cast<uint32_t>(pos + 64) * 2654435761u ^
+               static_cast<uint32_t>(head) * 40503u ^ static_cast<uint32_t>(key) * 2246822519u;
+  x = (x ^ (x >> 15)) * 2654435761u;
+  if (x % 11 == 3 && pos != key) return -INFINITY;
+  return static_cast<float>(x >> 12) * 0x1p-18f - 2.0f;
+}
 
 struct AttentionResult {
   std::vector<float> out;      // [rows, num_heads, head_dim_v]
@@ -92,9 +132,13 @@ inline OracleResult Dense(const AttentionShape& s, const DenseSeq& seq, int32_t 
       std::vector<double> score(num_k, -INFINITY);
       double max = -INFINITY;
       for (int32_t j = 0; j < num_k; ++j) {
-        if (!s.bidirectional && j > pos) continue;
-        if (s.window > 0 && j <= pos - s.window) continue;
-        if (s.chunk > 0 && j / s.chunk != pos / s.chunk) continue;
+        if (x.sees != nullptr) {
+          if (!x.sees(pos, j)) continue;
+        } else {
+          if (!s.bidirectional && j > pos) continue;
+          if (s.window > 0 && j <= pos - s.window) continue;
+          if (s.chunk > 0 && j / s.chunk != pos / s.chunk) continue;
+        }
         double dot = 0;
         for (int32_t d = 0; d < s.head_dim; ++d) {
           dot +=
@@ -103,6 +147,8 @@ inline OracleResult Dense(const AttentionShape& s, const DenseSeq& seq, int32_t 
         dot *= s.softmax_scale;
         if (s.logit_softcap > 0) dot = s.logit_softcap * std::tanh(dot / s.logit_softcap);
         if (!x.slopes.empty()) dot += double{x.slopes[h]} * (j - pos);
+        dot += double{BiasAt(x.bias, pos, h, j)};
+        if (x.mod != nullptr) dot = x.mod(pos, h, j, dot);
         score[j] = dot;
         max = std::max(max, dot);
       }
@@ -222,6 +268,23 @@ class AttentionRig {
         static_cast<std::byte*>(std::aligned_alloc(64, (plan.workspace_bytes + 127) / 64 * 64)),
         std::free);
     std::memset(workspace.get(), 0xff, plan.workspace_bytes);  // NaN
+    const bool all_tokens = x.bias == Extras::Bias::kOneForAllTokens;
+    const bool all_heads = x.bias == Extras::Bias::kOneForAllHeads;
+    const size_t bias_heads = all_heads ? 1 : static_cast<size_t>(shape_.num_heads);
+    std::vector<float> bias;  // exactly as long as the interface says; NaN where nobody may look
+    for (size_t i = 0; i < runs.size() && x.bias != Extras::Bias::kNone; ++i) {
+      for (int32_t t = 0; t < (all_tokens ? (i == 0 ? 1 : 0) : runs[i].num_q); ++t) {
+        const int32_t pos = runs[i].num_k - runs[i].num_q + t;
+        for (size_t h = 0; h < bias_heads; ++h) {
+          for (int32_t j = 0; j < max_k; ++j) {
+            const bool seen = all_tokens || (j >= FirstVisible(shape_, pos) &&
+                                             j < EndVisible(shape_, pos, runs[i].num_k));
+            bias.push_back(seen ? BiasAt(x.bias, pos, static_cast<int32_t>(h), j) : NAN);
+          }
+        }
+      }
+    }
+    const auto bias_row = static_cast<int64_t>(bias_heads) * max_k;
     backend.run(plan, m, shape_,
                 {.q = q.data(),
                  .k_base = base_,
@@ -229,6 +292,11 @@ class AttentionRig {
                  .page_stride = stride_,
                  .sinks = x.sinks.empty() ? nullptr : x.sinks.data(),
                  .alibi_slopes = x.slopes.empty() ? nullptr : x.slopes.data(),
+                 .bias = bias.empty() ? nullptr : bias.data(),
+                 .bias_token_stride = all_tokens ? 0 : bias_row,
+                 .bias_head_stride = all_heads ? 0 : max_k,
+                 .mask = x.mask,
+                 .score_mods = x.mods,
                  .out = result.out.data(),
                  .lse = result.lse.data(),
                  .weights = x.weights ? result.weights.data() : nullptr},
@@ -251,7 +319,7 @@ class AttentionRig {
       std::fill_n(reinterpret_cast<float*>(page), bytes / 4, options_.fill);
       return;
     }
-    const uint16_t h =
+    const uint16_t h =  // of an int8 cache: scales
         shape_.kv_dtype == DType::kBF16 ? FloatToBF16(options_.fill) : FloatToF16(options_.fill);
     std::fill_n(reinterpret_cast<uint16_t*>(page), bytes / 2, h);
   }
@@ -321,6 +389,17 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 inline std::vector<std::string> BackendNames() {
   std::vector<std::string> names;
   for (const AttentionBackend* b : AttentionBackends()) names.emplace_back(b->name);
+  return names;
+}
+// Those that support a shape with what `edit` asks for.
+template <typename Edit>
+std::vector<std::string> BackendsFor(const Edit& edit) {
+  std::vector<std::string> names;
+  AttentionShape s = Shape(2, 1, 16);
+  edit(s);
+  for (const AttentionBackend* b : AttentionBackends()) {
+    if (b->supports(s, 16).ok()) names.emplace_back(b->name);
+  }
   return names;
 }
 
