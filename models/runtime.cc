@@ -22,11 +22,16 @@ absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
   if (name == "auto" || name == "float32") return DType::kF32;
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
-  return InvalidArgument("kv_cache_dtype={} is not one of auto, float32, bfloat16, float16", name);
+  if (name == "int8") return DType::kI8;
+  return InvalidArgument("kv_cache_dtype={} is not one of auto, float32, bfloat16, float16, int8",
+                         name);
 }
 
 std::string KvDtypeName(DType t) {
-  return t == DType::kF32 ? "float32" : t == DType::kBF16 ? "bfloat16" : "float16";
+  return t == DType::kF32    ? "float32"
+         : t == DType::kBF16 ? "bfloat16"
+         : t == DType::kI8   ? "int8"
+                             : "float16";
 }
 
 class Runtime : public ModelRuntime {

@@ -30,7 +30,7 @@ struct RuntimeOptions {
   std::string attention = "flash";
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
-  std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16
+  std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16, int8
   int32_t block_size = 16;
   int32_t max_model_len = 0;  // 0 = the model's own, capped by the pool
   int32_t max_num_seqs = 64;

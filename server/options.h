@@ -178,7 +178,7 @@ struct ServerOptions {
                      1, "gpu_memory_utilization"},
           o.memory_utilization);
     visit(OptionInfo{"kv_cache_dtype", "type", "of keys and values in the pool", 0, 0,
-                     "cache_dtype", "auto|float32|bfloat16|float16"},
+                     "cache_dtype", "auto|float32|bfloat16|float16|int8"},
           o.kv_cache_dtype);
     visit(OptionInfo{"enable_prefix_caching", "true or false", "share equal beginnings of prompts"},
           o.enable_prefix_caching);

@@ -61,6 +61,26 @@ TEST_P(Cases, R03_HighPageIds) {
   const AttentionRig high(s, seqs,
                           {.page_size = 16, .first_page = 1000000, .min_page_stride = 32768});
   ASSERT_GT(high.stride() * high.table(0)[0], (int64_t{1} << 32) * 4);
+  // Sequences whose pages lie on both sides of a limit of 32-bit offsets, in bytes and in elements,
+  // for each element type.
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
+    AttentionShape t = s;
+    t.kv_dtype = type;
+    const std::vector<DenseSeq> seq = {RandomSeq(t, 77, 2)};
+    for (const int64_t limit : {int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 34}) {
+      constexpr int64_t kStride = 1 << 20;
+      const AttentionRig rig(t, seq,
+                             {.page_size = 16,
+                              .first_page = static_cast<int32_t>(limit / kStride) - 2,
+                              .min_page_stride = kStride});
+      const auto [least, most] = std::minmax_element(rig.table(0).begin(), rig.table(0).end());
+      ASSERT_LT(*least * rig.stride(), limit);
+      ASSERT_GT(*most * rig.stride(), limit);
+      EXPECT_LE(MaxError(rig.Run(backend(), {{0, 5, 77}}, pool_), {Dense(t, seq[0], 5, 77)}),
+                kTolerance)
+          << NameOf(type) << " " << limit;
+    }
+  }
   for (const int32_t num_q : {1, 30}) {
     const AttentionResult a = low.Run(backend(), {{0, num_q, 77}}, pool_);
     const AttentionResult b = high.Run(backend(), {{0, num_q, 77}}, pool_);
@@ -162,8 +182,10 @@ TEST_P(Cases, D09_PromptsAroundTheWindow) {
 // K09 and 7.14: a sink enters the denominator once, however the keys are split.
 TEST_P(Cases, K09_Sinks) {
   AttentionShape s = Shape(4, 1, 32);
-  for (const int32_t window : {0, 12}) {
+  for (const auto& [window, type] :
+       {std::pair{0, DType::kF32}, {12, DType::kF32}, {0, DType::kI8}, {12, DType::kI8}}) {
     s.window = window;
+    s.kv_dtype = type;
     for (const int32_t len : {1, 15, 16, 17, 500, 5000}) {
       const DenseSeq seq = RandomSeq(s, len, static_cast<uint32_t>(len));
       const AttentionRig rig(s, {seq}, {.page_size = 16});
@@ -200,6 +222,25 @@ TEST_P(Cases, DecodeSeesEveryKey) {
   for (size_t i = 0; i < 2 * 64; ++i) seq.v[i] += 1.0f;
   const AttentionResult changed = AttentionRig(s, {seq}, {}).Run(backend(), {{0, 1, 70}}, pool_);
   for (size_t i = 0; i < changed.out.size(); ++i) EXPECT_GT(changed.out[i], causal.out[i]);
+}
+
+// A backend takes a bias, or refuses a shape that has one by that name; the same for functions.
+TEST(Backends, WhatTheyLackIsRefusedByName) {
+  const auto biased = [](AttentionShape& s) { s.additive_bias = true; };
+  const auto composed = [](AttentionShape& s) { s.composed = true; };
+  EXPECT_EQ(BackendsFor(biased), (std::vector<std::string>{"sdpa", "flex", "eager"}));
+  EXPECT_EQ(BackendsFor(composed), std::vector<std::string>{"flex"});
+  AttentionShape s = Shape(2, 1, 16);
+  biased(s);
+  const absl::Status no_bias = (*FindAttention("flash"))->supports(s, 16);
+  EXPECT_EQ(no_bias.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(Message(no_bias).find("additive_bias=true"), std::string::npos);
+  EXPECT_NE(Message(no_bias).find("sdpa"), std::string::npos);
+  composed(s);
+  const absl::Status no_functions = (*FindAttention("sdpa"))->supports(s, 16);
+  EXPECT_EQ(no_functions.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(Message(no_functions).find("composed=true"), std::string::npos);
+  EXPECT_NE(Message(no_functions).find("flex"), std::string::npos);
 }
 
 TEST(EagerAttention, WeightsEqualTheOracle) {

@@ -14,6 +14,7 @@ struct Model {
   AttentionShape shape;
   bool sinks = false;
   bool alibi = false;
+  Extras::Bias bias = Extras::Bias::kNone;
 };
 
 AttentionShape With(AttentionShape s, int32_t window, int32_t chunk, float softcap = 0.0f) {
@@ -23,15 +24,27 @@ AttentionShape With(AttentionShape s, int32_t window, int32_t chunk, float softc
   return s;
 }
 
+AttentionShape Int8(AttentionShape s) {
+  s.kv_dtype = DType::kI8;
+  return s;
+}
+AttentionShape Biased(AttentionShape s) {
+  s.additive_bias = true;
+  return s;
+}
+
 const Model kModels[] = {
     {"gqa3", Shape(9, 3, 64)},
     {"window_sinks", With(Shape(4, 2, 80), 100, 0), true},
     {"chunk_softcap", With(Shape(4, 4, 40), 0, 96, 20.0f)},
     {"mqa_alibi_narrow", Shape(7, 1, 48, 20), false, true},
+    {"int8_odd_dims", Int8(Shape(6, 2, 37, 51))},
+    {"bias", Biased(Shape(4, 2, 33)), true, true, Extras::Bias::kFull},
 };
 
 Extras ExtrasOf(const Model& m) {
   Extras x;
+  x.bias = m.bias;
   for (int32_t h = 0; h < m.shape.num_heads; ++h) {
     if (m.sinks) x.sinks.push_back(0.5f * static_cast<float>(h) - 1.0f);
     if (m.alibi) x.slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
@@ -200,12 +213,20 @@ TEST_P(Exact, ABadTokenReachesNoEarlierRow) {
   EXPECT_TRUE(std::isnan(got.out[kBad * row])) << "the bad token itself was not seen";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Exact,
-                         testing::Combine(testing::ValuesIn(BackendNames()),
-                                          testing::ValuesIn(kModels)),
-                         [](const auto& param) {
-                           return std::get<0>(param.param) + "_" + std::get<1>(param.param).name;
-                         });
+// Each backend with each model that it supports; who supports a bias is attention_cases_test's.
+std::vector<std::tuple<std::string, Model>> Pairs() {
+  std::vector<std::tuple<std::string, Model>> pairs;
+  for (const AttentionBackend* b : AttentionBackends()) {
+    for (const Model& m : kModels) {
+      if (b->batch_invariant && b->supports(m.shape, 16).ok()) pairs.emplace_back(b->name, m);
+    }
+  }
+  return pairs;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Exact, testing::ValuesIn(Pairs()), [](const auto& param) {
+  return std::get<0>(param.param) + "_" + std::get<1>(param.param).name;
+});
 
 }  // namespace
 }  // namespace quire::kernels

@@ -146,7 +146,8 @@ TEST_P(GoldenModel, HiddenStatesAndLogitsAtEveryPosition) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, GoldenModel,
-    testing::Combine(testing::ValuesIn(Checkpoints()), testing::Values("eager", "flash")),
+    testing::Combine(testing::ValuesIn(Checkpoints()),
+                     testing::Values("eager", "sdpa", "flash", "flex")),
     [](const auto& param) {
       std::string name =
           fs::path(std::get<0>(param.param)).filename().string() + "_" + std::get<1>(param.param);

@@ -2,7 +2,8 @@
 // a sequence's tokens and logprobs are bit by bit what it gives alone, whatever happens around it.
 //
 // Each test asserts from counters that its event took place. The checkpoints are tiny ones with
-// every feature of the Llama family, with windows on all layers and on some, and SmolLM2 where it
+// every feature of the Llama family, with windows on all layers and on some, with caches of float32
+// and of int8, and SmolLM2 where it
 // is to be had (not under the sanitizers).
 #include <gtest/gtest.h>
 
@@ -175,23 +176,27 @@ TEST_P(Metamorphic, FreedPagesHoldNoInfluence) {
   EXPECT_EQ(run.most_given_back > 0, windowed());
 }
 
-TEST_P(Metamorphic, TheOtherKernelIsExactToo) {
+TEST_P(Metamorphic, TheOtherKernelsAreExactToo) {
   const auto requests = Make(big() ? 3 : count());
-  const Outputs solo = Solo(requests, "eager");
-  const EngineSetup setup{.harness = {.attention = "eager", .poison = true},
-                          .max_num_seqs = 5,
-                          .budget = 7,
-                          .prefix_caching = true};
-  const Outcome run = RunRounds(GetParam(), Wide(setup), {requests});
-  EXPECT_EQ(run.outputs, solo);
-  EXPECT_EQ(run.most_given_back > 0, windowed());
+  for (const kernels::AttentionBackend* backend : kernels::AttentionBackends()) {
+    if (backend->name == "flash" || !backend->batch_invariant) continue;
+    const std::string name(backend->name);
+    const Outputs solo = Solo(requests, name);
+    const EngineSetup setup{.harness = {.attention = name, .poison = true},
+                            .max_num_seqs = 5,
+                            .budget = 7,
+                            .prefix_caching = true};
+    const Outcome run = RunRounds(GetParam(), Wide(setup), {requests});
+    EXPECT_EQ(run.outputs, solo) << name;
+    EXPECT_EQ(run.most_given_back > 0, windowed()) << name;
+  }
 }
 
 std::vector<std::string> Models() {
   const std::string root = std::string(QUIRE_TEST_REFERENCE) + "/models/";
   std::vector<std::string> models = {
       root + "llama", root + "llama-bf16", root + "llama-tied-bias", root + "llama-rope-dynamic",
-      root + "mistral", root + "gemma3",
+      root + "mistral", root + "gemma3", root + "llama@int8", root + "gemma3@int8",
       // Nine sliding layers, two full ones: pools of two sizes.
       EditedModel("gemma3", "two-pools", {{"layer_types", ""}, {"sliding_window_pattern", "5"}},
                   11)};

@@ -64,6 +64,9 @@ TEST(Runtime, OverridesAreTakenAsTheyAre) {
 TEST(Runtime, AWorstCaseStepStaysWithinTheProfile) {
   for (const auto& [model, attention] : {std::pair{"llama", "flash"},
                                          {"llama", "eager"},
+                                         {"llama", "sdpa"},
+                                         {"llama", "flex"},
+                                         {"mistral", "sdpa"},
                                          {"mistral", "flash"},
                                          {"gemma3", "flash"},
                                          {"gemma3", "eager"}}) {
@@ -289,14 +292,16 @@ TEST(Runtime, RefusesWithFieldValueAndRemedy) {
 }
 
 TEST(Runtime, KvCacheTypesServe) {
-  for (const char* dtype : {"float32", "bfloat16", "float16"}) {
+  // Bytes of a head's key: 16 values, or 16 codes and a scale.
+  const std::map<std::string, int> head_bytes = {
+      {"float32", 64}, {"bfloat16", 32}, {"float16", 32}, {"int8", 18}};
+  for (const auto& [dtype, bytes] : head_bytes) {
     RuntimeOptions o = Small();
     o.kv_cache_dtype = dtype;
     const auto runtime = ModelRuntime::Load(o);
     ASSERT_TRUE(runtime.ok()) << runtime.status();
     EXPECT_EQ((*runtime)->kv_cache_dtype(), dtype);
-    EXPECT_EQ((*runtime)->memory().bytes_per_token,
-              3 * 2 * 2 * 16 * (std::string(dtype) == "float32" ? 4 : 2));
+    EXPECT_EQ((*runtime)->memory().bytes_per_token, 3 * 2 * 2 * bytes);
   }
 }
 

@@ -36,8 +36,13 @@ struct HarnessOptions {
 
 class ModelHarness {
  public:
-  static absl::StatusOr<std::unique_ptr<ModelHarness>> Open(const std::string& checkpoint,
-                                                            const HarnessOptions& options) {
+  // `checkpoint`: a path; with "@int8" behind it, its cache is one of int8, whatever options say.
+  static absl::StatusOr<std::unique_ptr<ModelHarness>> Open(std::string checkpoint,
+                                                            HarnessOptions options) {
+    if (const size_t at = checkpoint.rfind("@int8"); at != std::string::npos) {
+      checkpoint.resize(at);
+      options.kv_dtype = DType::kI8;
+    }
     auto h = std::make_unique<ModelHarness>();
     h->options_ = options;
     ASSIGN_OR_RETURN(LoadedCheckpoint loaded, OpenCheckpoint(checkpoint));
