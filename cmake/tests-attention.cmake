@@ -1,4 +1,8 @@
 quire_test(attention_conformance_test DEPS kernels)
 quire_test(attention_exact_test DEPS kernels TIMEOUT 300)
 quire_test(attention_cases_test DEPS kernels)
+quire_test(attention_flex_test DEPS kernels)
+quire_test(attention_sweep_test DEPS kernels)
+quire_test(kv_int8_test DEPS kernels)
+quire_test(kv_cache_cases_test DEPS models)
 quire_test(ops_test DEPS kernels)

@@ -3,6 +3,7 @@
 
 #include "models/model_weights.h"
 #include "models/registry.h"
+#include "models/weights/scale_tensors.h"
 
 namespace quire {
 namespace {
@@ -204,6 +205,25 @@ absl::Status BindEmbeddings(const ModelConfig& config, const TensorNames& names,
   return absl::OkStatus();
 }
 
+// What scales a bound tensor must be bound too, or the bound one means something else.
+absl::Status RefuseUnknownScales(const WeightSource& weights, const TensorNames& names,
+                                 size_t num_layers) {
+  for (const std::string& name : weights.Names()) {
+    if (!IsScaleTensor(name) || IsCacheScale(name)) continue;
+    bool bound = false;
+    for (size_t i = 0; i < num_layers && !bound; ++i) {
+      for (const LayerTensorName& row : names.layer)
+        bound = bound || LayerName(row.name, i) == name;
+    }
+    if (bound) continue;
+    return Error(absl::StatusCode::kUnimplemented,
+                 "{}: tensor {} scales weights or activations in a way that is not supported; use "
+                 "the checkpoint in bfloat16 or float32, or a GGUF of it",
+                 weights.FileOf(name), Printable(name));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const WeightSource& weights) {
@@ -239,6 +259,7 @@ absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const Weight
                                            fmt::format("{} layers", config.layers.size())));
   }
   RETURN_IF_ERROR(binder.Missing());
+  RETURN_IF_ERROR(RefuseUnknownScales(weights, names, config.layers.size()));
   return out;
 }
 

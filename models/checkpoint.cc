@@ -9,6 +9,7 @@
 #include "models/registry.h"
 #include "models/weights/open_weights.h"
 #include "models/weights/safetensors.h"
+#include "models/weights/scale_tensors.h"
 
 namespace quire {
 namespace {
@@ -135,6 +136,14 @@ absl::StatusOr<LoadedCheckpoint> OpenCheckpoint(const std::string& path) {
       }
       out.notes.push_back(
           fmt::format("ignored, as {} does not name them: {}", kSafetensorsIndex, names));
+    }
+    const std::vector<std::string> tensors = weights->Names();
+    const auto scales = std::count_if(tensors.begin(), tensors.end(), IsCacheScale);
+    if (scales > 0) {
+      out.notes.push_back(fmt::format(
+          "{} scales for a quantised cache (k_scale and the like) are not used: an int8 "
+          "cache has scales of its own for each token",
+          scales));
     }
     out.weights = std::move(weights);
     return out;

@@ -189,7 +189,16 @@ inline void FlexTile(const FlexTask& t, const KvSource& src, FlexRow* rows, int3
   const int32_t from = __builtin_ctzll(any);
   const int32_t to = 64 - __builtin_clzll(any);
   float* const scores = t.scratch.scores;
-  GatherKeys(src, t0 + from, t0 + to, t.scratch.keys);
+  // Pages of which no row sees anything may be absent: they are not touched.
+  const int32_t unit = src.page_size < kKeyTile ? src.page_size : kKeyTile;
+  const uint64_t unit_bits = ~uint64_t{0} >> (64 - unit);
+  for (int32_t u = from / unit * unit; u < to; u += unit) {
+    if ((any >> u & unit_bits) == 0) continue;
+    const int32_t k0 = t0 + (u > from ? u : from);
+    const int32_t k1 = t0 + (u + unit < to ? u + unit : to);
+    GatherKeys(src, k0, k1, t.scratch.keys);
+    GatherValues(src, t0 + from, k0, k1, dv16, t.scratch.values);
+  }
   const float* q[kFlexRows];
   for (int32_t r = 0; r < num_rows; ++r) {
     q[r] = t.a->q +
@@ -209,7 +218,6 @@ inline void FlexTile(const FlexTask& t, const KvSource& src, FlexRow* rows, int3
     FlexModify(t, rows[r], scores + r * kKeyTile, t0, end);
     worth[r] = FlexSoftmax(scores + r * kKeyTile, &rows[r]);
   }
-  GatherValues(src, t0 + from, t0 + from, t0 + to, dv16, t.scratch.values);
   for (int32_t r = 0; r < num_rows;) {
     const uint64_t bits = rows[r].bits;
     const bool four = r + 4 <= num_rows && rows[r + 1].bits == bits && rows[r + 2].bits == bits &&

@@ -88,6 +88,7 @@ struct Extras {
   bool weights = false;
   enum class Bias { kNone, kFull, kOneForAllTokens, kOneForAllHeads };
   Bias bias = Bias::kNone;
+  std::vector<float> raw_bias;  // instead, as the interface has it: [rows, num_heads, max num_k]
   // flex: both the mask and what it means, both the score mods and what they mean.
   const AttentionMask* mask = nullptr;
   std::function<bool(int32_t pos, int32_t key)> sees;
@@ -243,7 +244,17 @@ class AttentionRig {
                s.q.begin() + static_cast<int64_t>(first + static_cast<size_t>(r.num_q) * row));
       // Pages outside every query's window are not kept: page 0, which traps.
       const int32_t live = std::max(0, FirstVisible(shape_, r.num_k - r.num_q));
+      const auto unseen = [&](int32_t page) {  // by a composed mask
+        if (x.sees == nullptr) return false;
+        for (int32_t pos = r.num_k - r.num_q; pos < r.num_k; ++pos) {
+          for (int32_t j = page * ps; j < std::min(r.num_k, (page + 1) * ps); ++j) {
+            if (x.sees(pos, j)) return false;
+          }
+        }
+        return true;
+      };
       for (int32_t p = live / ps; p < NumPages(r.num_k); ++p) {
+        if (unseen(p)) continue;
         read_table[i * static_cast<size_t>(max_pages) + static_cast<size_t>(p)] =
             tables_[static_cast<size_t>(r.seq)][static_cast<size_t>(p)];
       }
@@ -284,6 +295,7 @@ class AttentionRig {
         }
       }
     }
+    if (!x.raw_bias.empty()) bias = x.raw_bias;
     const auto bias_row = static_cast<int64_t>(bias_heads) * max_k;
     backend.run(plan, m, shape_,
                 {.q = q.data(),
