@@ -41,6 +41,7 @@ Draw DrawCase(uint32_t seed) {
   const int32_t dim = below(3) == 0 ? of({64, 80, 128, 192, 256, 576}) : 1 + below(150);
   d.shape = Shape(kv_heads * group, kv_heads, dim, below(3) == 0 ? 1 + below(150) : dim);
   AttentionShape& s = d.shape;
+  s.softmax_scale *= 0.1f * static_cast<float>(of({3, 5, 7}));
   constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
   s.kv_dtype = kTypes[below(4)];
   const int32_t mask = below(4);

@@ -86,9 +86,10 @@ std::vector<TokenId> Prompt(int32_t n, int32_t seed, int32_t vocab) {
 }
 
 void RestartServesThePrefixFromFiles(const std::string& model, int32_t prefix_tokens,
-                                     int32_t num_blocks) {
+                                     int32_t num_blocks, const std::string& kv_dtype = "auto") {
   const TempDir dir;
-  RuntimeOptions options{.model = model, .cache_directory = dir.File("cache")};
+  RuntimeOptions options{
+      .model = model, .kv_cache_dtype = kv_dtype, .cache_directory = dir.File("cache")};
   options.memory.num_blocks = num_blocks;
   const std::string saved = dir.File("cache") + "/saved";
   std::filesystem::create_directories(dir.File("cache"));
@@ -134,6 +135,9 @@ void RestartServesThePrefixFromFiles(const std::string& model, int32_t prefix_to
 }
 
 TEST(CacheRestart, TinyModel) { RestartServesThePrefixFromFiles(Llama(), 160, 64); }
+TEST(CacheRestart, Int8PagesFromFiles) {
+  RestartServesThePrefixFromFiles(Llama(), 160, 64, "int8");
+}
 #ifdef QUIRE_TEST_REAL_MODEL
 TEST(CacheRestart, SmolLM2ServesTwoThousandTokensFromFiles) {
   RestartServesThePrefixFromFiles(QUIRE_TEST_SMOLLM2, 2000, 200);

@@ -1,5 +1,6 @@
 // Frequencies of every rope variant against transformers (tests/reference/rope), read through the
-// same code that reads a checkpoint; and what a prompt's length decides. HARD-CASES S04, S08.
+// same code that reads a checkpoint; what a prompt's length decides; and partial rotation down to
+// the rotated rows. HARD-CASES S04, S05, S08.
 #include "models/rope_config.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/ops.h"
 #include "models/rope_reader.h"
 #include "tests/weight_files.h"
 
@@ -106,6 +108,51 @@ TEST(RopeConfigTest, S04OldStyleKeysMeanTheSame) {
     const RopeFrequencies fb = ComputeRope(*b, 2048, 5000);
     EXPECT_EQ(fa.inv_freq, fb.inv_freq);
     EXPECT_EQ(fa.attention_scaling, fb.attention_scaling);
+  }
+}
+
+// Partial rotation from the configuration to the rotated row: pairs and frequencies are those of
+// the rotated dimensions, not of the head; the others pass through, bit by bit.
+TEST(RopeConfigTest, S05PartialRotaryRotatesTheFirstDimensions) {
+  for (const auto& [dim, factor, rotary] :
+       {std::tuple{80, 0.4, 32}, {64, 0.25, 16}, {64, 0.5, 32}, {64, 1.0, 64}}) {
+    const int32_t head_dim = dim;  // for the lambda below
+    const auto rope = Read(
+        ParseOrDie(fmt::format(R"({{"rope_theta":10000.0,"partial_rotary_factor":{}}})", factor)),
+        head_dim, 4096);
+    ASSERT_TRUE(rope.ok()) << rope.status();
+    ASSERT_EQ(rope->rotary_dim, rotary);
+    const std::vector<float> freq = ComputeRope(*rope, 4096, 1).inv_freq;
+    ASSERT_EQ(freq.size(), static_cast<size_t>(rotary / 2));
+    for (int32_t i = 0; i < rotary / 2; ++i) {
+      const double want = std::pow(10000.0, -2.0 * i / rotary);
+      EXPECT_NEAR(freq[static_cast<size_t>(i)], want, kTolerance * want);
+    }
+    ThreadPool pool(1);
+    for (const int32_t position : {0, 1, 700, 2355}) {
+      std::vector<float> cos(freq.size());
+      std::vector<float> sin(freq.size());
+      kernels::RopeAngles(position, freq, 1.0f, cos.data(), sin.data());
+      std::vector<float> x;
+      for (int32_t d = 0; d < 2 * head_dim; ++d) {
+        x.push_back(static_cast<float>((d * 37 + 11) % 41) / 20.0f - 1.0f);
+      }
+      std::vector<float> y = x;
+      kernels::ApplyRope(y.data(), 1, 2, head_dim, rotary, false, cos.data(), sin.data(), pool);
+      for (int32_t h = 0; h < 2; ++h) {
+        const auto at = [&](const std::vector<float>& v, int32_t d) {
+          return v[static_cast<size_t>(h * head_dim + d)];
+        };
+        for (int32_t i = 0; i < rotary / 2; ++i) {
+          const double angle = static_cast<float>(position) * freq[static_cast<size_t>(i)];
+          const double a = at(x, i);
+          const double b = at(x, i + rotary / 2);
+          EXPECT_NEAR(at(y, i), a * std::cos(angle) - b * std::sin(angle), 1e-5);
+          EXPECT_NEAR(at(y, i + rotary / 2), b * std::cos(angle) + a * std::sin(angle), 1e-5);
+        }
+        for (int32_t d = rotary; d < head_dim; ++d) EXPECT_EQ(at(y, d), at(x, d));
+      }
+    }
   }
 }
 
