@@ -243,6 +243,57 @@ TEST(Backends, WhatTheyLackIsRefusedByName) {
   EXPECT_NE(Message(no_functions).find("flex"), std::string::npos);
 }
 
+// C4: the workspace of no step exceeds the largest of the dry run's extreme steps
+// (models/runtime.cc takes these), each at the longest context.
+TEST(Backends, TheDryRunSeesTheLargestWorkspace) {
+  constexpr int32_t kTokens = 64;
+  constexpr int32_t kSeqs = 8;
+  constexpr int32_t kContext = 40000;
+  const auto bytes = [](const AttentionBackend& b, const AttentionShape& s,
+                        const std::vector<int32_t>& queries, const std::vector<int32_t>& keys) {
+    std::vector<int32_t> cu{0};
+    for (const int32_t q : queries) cu.push_back(cu.back() + q);
+    const AttentionMetadata m{.num_seqs = static_cast<int32_t>(keys.size()),
+                              .num_tokens = cu.back(),
+                              .page_size = 16,
+                              .cu_seqlens_q = cu,
+                              .seqlens_k = keys};
+    AttentionPlan plan;
+    b.plan(m, s, 2, plan);
+    return plan.workspace_bytes;
+  };
+  for (const AttentionBackend* backend : AttentionBackends()) {
+    for (const int32_t window : {0, 500}) {
+      AttentionShape s = Shape(14, 2, 80);
+      s.window = window;
+      size_t peak = 0;
+      for (const auto& [tokens, seqs] :
+           {std::pair{kTokens, kSeqs}, {kTokens, 1}, {kSeqs, kSeqs}, {1, 1}, {2, 2}}) {
+        std::vector<int32_t> queries(static_cast<size_t>(seqs), 1);
+        queries[0] = tokens - seqs + 1;
+        peak = std::max(
+            peak, bytes(*backend, s, queries, std::vector<int32_t>(queries.size(), kContext)));
+      }
+      std::mt19937 rng(5);
+      size_t most = 0;
+      for (int32_t i = 0; i < 500; ++i) {
+        std::vector<int32_t> queries;
+        std::vector<int32_t> keys;
+        int32_t left = kTokens;
+        while (left > 0 && queries.size() < kSeqs) {
+          queries.push_back(1 + static_cast<int32_t>(rng() % static_cast<uint32_t>(left)));
+          left -= queries.back();
+          keys.push_back(std::max(queries.back(), static_cast<int32_t>(rng() % kContext) + 1));
+        }
+        if (i % 10 == 0) keys[0] = kContext;
+        most = std::max(most, bytes(*backend, s, queries, keys));
+      }
+      EXPECT_LE(most, peak) << backend->name << " window=" << window;
+      EXPECT_GT(most, peak / 2) << backend->name << " window=" << window;
+    }
+  }
+}
+
 TEST(EagerAttention, WeightsEqualTheOracle) {
   const AttentionBackend& eager = **FindAttention("eager");
   AttentionShape s = Shape(6, 2, 32);
