@@ -36,6 +36,7 @@ AttentionShape Biased(AttentionShape s) {
 const Model kModels[] = {
     {"gqa3", Shape(9, 3, 64)},
     {"window_sinks", With(Shape(4, 2, 80), 100, 0), true},
+    {"wide_window", With(Shape(3, 1, 40), 700, 0)},  // wider than a split of keys
     {"chunk_softcap", With(Shape(4, 4, 40), 0, 96, 20.0f)},
     {"mqa_alibi_narrow", Shape(7, 1, 48, 20), false, true},
     {"int8_odd_dims", Int8(Shape(6, 2, 37, 51))},
