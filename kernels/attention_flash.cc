@@ -13,6 +13,7 @@
 
 #include "kernels/attention_common.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/kv_layout.h"
 
 #define QUIRE_BODY "kernels/cpu/attention_flash-inl.h"
 #include "kernels/cpu/foreach_isa-inl.h"
