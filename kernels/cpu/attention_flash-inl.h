@@ -31,6 +31,8 @@ struct FlashPass {
   int32_t split;             // first key of the current split
   int32_t from[kFlashRows];  // keys of the current split
   int32_t to[kFlashRows];
+  int32_t tile_from[(kFlashRows + 15) / 16];  // dot = BF16: runs that some of 16 rows see
+  int32_t tile_to[(kFlashRows + 15) / 16];
 
   int32_t PosOf(int32_t r, int32_t group) const { return first_pos + (first + r) / group; }
   int32_t HeadOf(int32_t r, int32_t group, int32_t kv_head) const {
@@ -355,3 +357,7 @@ void FlashMerge(const FlashTask& t) {
 }
 
 }  // namespace quire::kernels::QUIRE_ISA
+
+// clang-format off
+#include "kernels/cpu/attention_flash_bf16-inl.h"
+// clang-format on
