@@ -19,8 +19,8 @@
 // merge in ascending order. Nothing depends on the number of rows, sequences, threads or on the
 // chunking.
 //
-// dot = BF16: queries and softmax's numerators are rounded to bf16 (nearest even), and products
-// are added in float32 as one tile product of AMX-BF16 does it: in runs of kDotRun terms (the last
+// dot = BF16: queries times softmax_scale / ln 2 and softmax's numerators are rounded to bf16
+// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in runs of kDotRun terms (the last
 // one filled up with zeros) of d, or of keys at absolute multiples; a run is one fma chain over its
 // even and one over its odd terms, both from 0, and their sum is added to what came before.
 // Denormals count as 0 in there. Other instruction sets compute the same bits by fma.

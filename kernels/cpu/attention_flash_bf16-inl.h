@@ -24,6 +24,8 @@ struct Bf16Dot {
   static constexpr int32_t kPairs = kDotRun / 2;
   static constexpr int32_t kRuns = kKeySplit / kDotRun;
   static constexpr int32_t kAheadKeys = 64;
+  static constexpr float kLog2E = 1.44269504f;
+  static constexpr float kLn2 = 0.693147182f;
 
   // Two pairs of 16 bit behind each other are the 32 bits of a lane.
   static uint16_t* Halves(float* p) { return reinterpret_cast<uint16_t*>(p); }
@@ -42,22 +44,20 @@ struct Bf16Dot {
     return SelectLt(x, Set1(-126.0f), Zero(), AddExponent(p, t));
   }
 
+  // Queries carry the scale, and the change of base that spares the softmax a product.
   static void PackQuery(const FlashTask& t, const FlashPass&, int32_t r, const float* q) {
     const int32_t dim = t.s->head_dim;
     const int32_t dims = FlashDotDims(*t.s);
+    const Vec by = Set1(t.s->softmax_scale * kLog2E);
+    for (int32_t d = 0; d < dims; d += 16) {
+      Vec x = dim - d >= 16 ? Load(q + d) : LoadN(q + d, dim > d ? dim - d : 0);
+      x = Mul(x, by);
 #ifdef QUIRE_TILES
-    uint16_t* dst = Halves(t.scratch.q) + int64_t{r} * dims;
-    for (int32_t d = 0; d < dims; d += 16) {
-      const Vec x = dim - d >= 16 ? Load(q + d) : LoadN(q + d, dim > d ? dim - d : 0);
-      StoreRounded(x, dst + d);
-    }
+      StoreHigh(RoundBF16(x), Halves(t.scratch.q) + int64_t{r} * dims + d);
 #else
-    float* dst = t.scratch.q + int64_t{r} * dims;
-    for (int32_t d = 0; d < dims; d += 16) {
-      const Vec x = dim - d >= 16 ? Load(q + d) : LoadN(q + d, dim > d ? dim - d : 0);
-      Store(RoundBF16(x), dst + d);
-    }
+      Store(RoundBF16(x), t.scratch.q + int64_t{r} * dims + d);
 #endif
+    }
   }
 
   // Sixteen numerators of a row, v vectors from its first key. Where they are bf16 they lie over
@@ -92,27 +92,22 @@ struct Bf16Dot {
     Store(KeepLanes(Load(s + v0 * 16), a - split - v0 * 16, 16, minus_inf), s + v0 * 16);
     Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - split - v1 * 16 + 16, minus_inf),
           s + v1 * 16 - 16);
-    float unit = shape.softmax_scale;
-    const float* slopes = t.a->alibi_slopes;
-    if (shape.logit_softcap > 0.0f || slopes != nullptr || !(unit > 0.0f)) {
+    if (shape.logit_softcap > 0.0f || t.a->alibi_slopes != nullptr) {
       Transform(t, pass, r, s, v0, v1);
-      unit = 1.0f;
     }
     Vec max = minus_inf;
     for (int32_t v = v0; v < v1; ++v) max = Max(Load(s + v * 16), max);
     const float m = ReduceMax(max);
-    pass.max[r] = m * unit;
+    pass.max[r] = m * kLn2;
     if (m == -__builtin_inff()) {
       for (int32_t v = z0; v < z1; ++v) StoreP(Zero(), s, v);
       return;
     }
     for (int32_t v = z0; v < v0; ++v) StoreP(Zero(), s, v);
-    const float by = unit * 1.44269504f;
-    const Vec scale = Set1(by);
-    const Vec shift = Set1(-m * by);
+    const Vec top = Set1(m);
     Vec sum = Zero();
     for (int32_t v = v0; v < v1; ++v) {
-      const Vec p = Exp2(Fma(Load(s + v * 16), scale, shift));
+      const Vec p = Exp2(Sub(Load(s + v * 16), top));
       sum = Add(sum, p);
       StoreP(p, s, v);
     }
@@ -120,7 +115,7 @@ struct Bf16Dot {
     pass.sum[r] = ReduceAdd(sum);
   }
 
-  // Scale, soft-cap and slopes, where a factor alone does not do it.
+  // Soft-cap and slopes.
   static void Transform(const FlashTask& t, const FlashPass& pass, int32_t r, float* s, int32_t v0,
                         int32_t v1) {
     const AttentionShape& shape = *t.s;
@@ -130,7 +125,7 @@ struct Bf16Dot {
         Set1(slopes != nullptr ? slopes[pass.HeadOf(r, group, t.item.kv_head)] : 0.0f);
     const Vec cap = Set1(shape.logit_softcap);
     for (int32_t v = v0; v < v1; ++v) {
-      Vec x = Mul(Load(s + v * 16), Set1(shape.softmax_scale));
+      Vec x = Mul(Load(s + v * 16), Set1(kLn2));
       if (shape.logit_softcap > 0.0f) x = Mul(cap, Tanh(Div(x, cap)));
       if (slopes != nullptr) {
         float distance[16];
@@ -139,7 +134,7 @@ struct Bf16Dot {
         }
         x = Fma(slope, Load(distance), x);
       }
-      Store(x, s + v * 16);
+      Store(Mul(x, Set1(kLog2E)), s + v * 16);
     }
     // Soft-capping has made numbers of the -inf of unseen keys.
     const int32_t a = pass.from[r] - pass.split;
