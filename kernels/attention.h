@@ -42,7 +42,7 @@
 namespace quire::kernels {
 
 inline constexpr int32_t kKeyTile = 64;
-inline constexpr int32_t kKeySplit = 512;
+inline constexpr int32_t kKeySplit = 256;
 inline constexpr int32_t kDimChain = 128;
 inline constexpr int32_t kDotRun = 32;
 
