@@ -20,10 +20,11 @@
 // chunking.
 //
 // dot = BF16: queries times softmax_scale / ln 2 and softmax's numerators are rounded to bf16
-// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in runs of kDotRun terms (the last
-// one filled up with zeros) of d, or of keys at absolute multiples; a run is one fma chain over its
-// even and one over its odd terms, both from 0, and their sum is added to what came before.
-// Denormals count as 0 in there. Other instruction sets compute the same bits by fma.
+// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in
+// runs of kDotRun terms (the last one filled up with zeros) of d, or of keys at absolute multiples;
+// a run is one fma chain over its even and one over its odd terms, both from 0, and their sum is
+// added to what came before. Denormals count as 0 in there. Other instruction sets compute the same
+// bits by fma.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
 // Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).
@@ -38,6 +39,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "kernels/attention_cascade.h"
 
 namespace quire::kernels {
 
@@ -127,13 +129,25 @@ struct WorkItem {
   int32_t first_q, num_q;  // query rows, relative to the sequence
   int32_t first_k, num_k;  // key positions
   int64_t partial;         // index into partial results, or -1: complete by itself
+  int64_t prefix = -1;     // index of what the keys before first_k have given, or -1: nothing
+};
+
+// A query row whose first keys are read together with those of other sequences.
+struct SharedRow {
+  int32_t token;   // row of q
+  int32_t pos;     // of the query
+  int64_t prefix;  // index into partial results, of the row's first head
 };
 
 struct AttentionPlan {
   std::vector<WorkItem> items;   // capacity is reused from step to step
   std::vector<WorkItem> merges;  // rows whose partial results are merged after `items`
-  size_t workspace_bytes = 0;    // the caller's arena provides it, 64-byte aligned
-  int32_t num_threads = 0;       // as planned; run()'s pool may not have more
+  std::vector<WorkItem> shared;  // before `items`: first_q and num_q count in shared_rows
+  std::vector<SharedRow> shared_rows;
+  PrefixGroups prefixes;
+  std::vector<std::pair<int32_t, int64_t>> own;  // by sequence: keys that are shared, their prefix
+  size_t workspace_bytes = 0;                    // the caller's arena provides it, 64-byte aligned
+  int32_t num_threads = 0;                       // as planned; run()'s pool may not have more
 };
 
 // One backend = one row in kernels/attention_table.cc.
