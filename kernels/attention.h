@@ -8,23 +8,24 @@
 // of all sequences, concatenated; sequence i owns rows cu_seqlens_q[i] .. cu_seqlens_q[i+1]-1.
 // Masks align to the bottom right: query i of n sees keys up to seqlens_k - n + i.
 //
-// Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values:
-//   keys   [num_kv_heads, head_dim, page_size]    lanes are keys: scores need no horizontal sums
-//   values [num_kv_heads, page_size, head_dim_v]  lanes are dimensions
-// Element type kv_dtype (F32, BF16, F16 or I8). All offsets are 64 bit. Slots that no table names
-// are never read: they may hold NaN.
-//
-// I8. Each kv head's codes are followed by their scales, F16 [page_size]: one for the key and one
-// for the value of each slot, so that a row's codes depend on that row alone. A value is code *
-// scale, which float32 holds exactly; |x - code * scale| <= scale / 2 with scale = max |row| / 127
-// rounded up to F16: at most 0.4% of the row's largest magnitude and 3e-8. Rows with NaN or
-// infinity become NaN; beyond 127 * 65504 they saturate.
+// Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values;
+// kv_layout.h says where each element is: lanes are keys for keys, so that scores need no
+// horizontal sums, and dimensions for values. Element type kv_dtype (F32, BF16, F16, or I8: codes
+// with a scale for each key and each value). All offsets are 64 bit. What slots hold that no table
+// names never matters: it may be NaN.
 //
 // Exactness (C1): a score is one fma chain over d ascending (heads wider than kDimChain, as latent
 // attention has them: runs of it, added in order, for accuracy); keys are walked in tiles of
 // kKeyTile at absolute multiples, partial results of key splits of kKeySplit at absolute multiples
 // merge in ascending order. Nothing depends on the number of rows, sequences, threads or on the
 // chunking.
+//
+// dot = BF16: queries times softmax_scale / ln 2 and softmax's numerators are rounded to bf16
+// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in
+// runs of kDotRun terms (the last one filled up with zeros) of d, or of keys at absolute multiples;
+// a run is one fma chain over its even and one over its odd terms, both from 0, and their sum is
+// added to what came before. Denormals count as 0 in there. Other instruction sets compute the same
+// bits by fma.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
 // Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).
@@ -39,12 +40,14 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "kernels/attention_cascade.h"
 
 namespace quire::kernels {
 
 inline constexpr int32_t kKeyTile = 64;
-inline constexpr int32_t kKeySplit = 512;
+inline constexpr int32_t kKeySplit = 256;
 inline constexpr int32_t kDimChain = 128;
+inline constexpr int32_t kDotRun = 32;
 
 // What the scheduler decided, as flat arrays. The same for every layer of one cache group.
 struct AttentionMetadata {
@@ -69,6 +72,7 @@ struct AttentionShape {
   float softmax_scale = 0.0f;
   float logit_softcap = 0.0f;  // 0 = off
   DType kv_dtype = DType::kF32;
+  DType dot = DType::kF32;     // what products are computed in; kBF16 needs kv_dtype kBF16
   bool bidirectional = false;  // a query also sees the keys behind it (encoders, cross-attention)
   bool additive_bias = false;  // AttentionArgs::bias is given
   bool composed = false;       // AttentionArgs::mask or score_mods are given
@@ -131,12 +135,6 @@ struct KvWrite {
 void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
              ThreadPool& pool);
 
-// Bytes of one kv head's keys (values) in a page, scales included: where the next head begins.
-constexpr int64_t KvHeadBytes(DType type, int32_t dim, int32_t page_size) {
-  const int64_t scales = type == DType::kI8 ? 2 : 0;
-  return int64_t{page_size} * (int64_t{dim} * InfoOf(type).block_bytes + scales);
-}
-
 // Bytes of one layer's keys (and of its values) in one page, rounded up to 64.
 size_t KeyPageBytes(const AttentionShape& s, int32_t page_size);
 size_t ValuePageBytes(const AttentionShape& s, int32_t page_size);
@@ -148,13 +146,25 @@ struct WorkItem {
   int32_t first_q, num_q;  // query rows, relative to the sequence
   int32_t first_k, num_k;  // key positions
   int64_t partial;         // index into partial results, or -1: complete by itself
+  int64_t prefix = -1;     // index of what the keys before first_k have given, or -1: nothing
+};
+
+// A query row whose first keys are read together with those of other sequences.
+struct SharedRow {
+  int32_t token;   // row of q
+  int32_t pos;     // of the query
+  int64_t prefix;  // index into partial results, of the row's first head
 };
 
 struct AttentionPlan {
   std::vector<WorkItem> items;   // capacity is reused from step to step
   std::vector<WorkItem> merges;  // rows whose partial results are merged after `items`
-  size_t workspace_bytes = 0;    // the caller's arena provides it, 64-byte aligned
-  int32_t num_threads = 0;       // as planned; run()'s pool may not have more
+  std::vector<WorkItem> shared;  // before `items`: first_q and num_q count in shared_rows
+  std::vector<SharedRow> shared_rows;
+  PrefixGroups prefixes;
+  std::vector<std::pair<int32_t, int64_t>> own;  // by sequence: keys that are shared, their prefix
+  size_t workspace_bytes = 0;                    // the caller's arena provides it, 64-byte aligned
+  int32_t num_threads = 0;                       // as planned; run()'s pool may not have more
 };
 
 // One backend = one row in kernels/attention_table.cc.

@@ -12,7 +12,7 @@ namespace quire::kernels {
 // ERRORS: kInvalidArgument for impossible shapes, kUnimplemented for types without a layout and for
 // what other backends have.
 absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size);
-// As above, but a bias is fine; so are functions.
+// Of backends whose products are float32: a bias is fine; so are functions.
 absl::Status CheckBiasedShape(const AttentionShape& s, int32_t page_size);
 absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size);
 

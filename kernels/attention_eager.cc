@@ -9,6 +9,7 @@
 
 #include "kernels/attention_common.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/kv_layout.h"
 
 namespace quire::kernels {
 namespace {
@@ -105,20 +106,21 @@ void Gather(const AttentionMetadata& m, const AttentionShape& s, const Attention
     const int64_t offset = j % ps;
     const std::byte* k_page = PageAddress(a.k_base, page, a.page_stride);
     const std::byte* v_page = PageAddress(a.v_base, page, a.page_stride);
-    k_page += item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim, m.page_size);
-    v_page += item.kv_head * KvHeadBytes(s.kv_dtype, s.head_dim_v, m.page_size);
     float k_scale = 1.0f;
     float v_scale = 1.0f;
     if (s.kv_dtype == DType::kI8) {
-      k_scale = Value(DType::kF16, k_page + ps * s.head_dim, offset);
-      v_scale = Value(DType::kF16, v_page + ps * s.head_dim_v, offset);
+      const std::byte* scales = k_page + KeyIndex(s, ps, item.kv_head, s.head_dim, 0);
+      k_scale = Value(DType::kF16, scales, offset);
+      scales = v_page + ValueIndex(s, ps, item.kv_head, ps, 0);
+      v_scale = Value(DType::kF16, scales, offset);
     }
     for (int64_t d = 0; d < s.head_dim; ++d) {
-      k[d * keys16 + j] = Value(s.kv_dtype, k_page, d * ps + offset) * k_scale;
+      k[d * keys16 + j] =
+          Value(s.kv_dtype, k_page, KeyIndex(s, ps, item.kv_head, d, offset)) * k_scale;
     }
     for (int64_t d = 0; d < s.head_dim_v; ++d) {
       v[int64_t{j} * s.head_dim_v + d] =
-          Value(s.kv_dtype, v_page, offset * s.head_dim_v + d) * v_scale;
+          Value(s.kv_dtype, v_page, ValueIndex(s, ps, item.kv_head, offset, d)) * v_scale;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "kernels/attention_common.h"
 #include "kernels/attention_mask.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/kv_layout.h"
 
 namespace quire::kernels {
 namespace {

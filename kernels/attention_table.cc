@@ -13,7 +13,7 @@ constexpr std::array<const AttentionBackend*, 4> kBackends = {&kFlashAttention, 
 
 }  // namespace
 
-absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size) {
+static absl::Status CheckLayout(const AttentionShape& s, int32_t page_size) {
   if (page_size != 8 && page_size != 16 && page_size != 32 && page_size != 64 && page_size != 128) {
     return InvalidArgument("block_size={} must be one of 8, 16, 32, 64, 128", page_size);
   }
@@ -33,7 +33,19 @@ absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size) {
     return Error(absl::StatusCode::kUnimplemented, "kv_dtype={} must be one of F32, BF16, F16, I8",
                  NameOf(s.kv_dtype));
   }
+  if (s.dot != DType::kF32 && (s.dot != DType::kBF16 || s.kv_dtype != DType::kBF16)) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "dot={} must be F32, or BF16 with a cache of BF16 (kv_dtype={})", NameOf(s.dot),
+                 NameOf(s.kv_dtype));
+  }
   return absl::OkStatus();
+}
+
+absl::Status CheckComposedShape(const AttentionShape& s, int32_t page_size) {
+  RETURN_IF_ERROR(CheckLayout(s, page_size));
+  if (s.dot == DType::kF32) return absl::OkStatus();
+  return Error(absl::StatusCode::kUnimplemented, "dot={} must be F32; flash offers BF16",
+               NameOf(s.dot));
 }
 
 absl::Status CheckBiasedShape(const AttentionShape& s, int32_t page_size) {
@@ -45,11 +57,14 @@ absl::Status CheckBiasedShape(const AttentionShape& s, int32_t page_size) {
 }
 
 absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
-  if (s.additive_bias) {
-    return Error(absl::StatusCode::kUnimplemented,
-                 "additive_bias=true must be false; attention=sdpa, flex and eager take a bias");
+  if (s.additive_bias || s.composed) {
+    return Error(
+        absl::StatusCode::kUnimplemented,
+        "additive_bias={} composed={} must be false; attention=sdpa, flex and eager take a "
+        "bias, flex also masks and score mods",
+        s.additive_bias, s.composed);
   }
-  return CheckBiasedShape(s, page_size);
+  return CheckLayout(s, page_size);
 }
 
 void CheckArgs(const AttentionShape& s, const AttentionArgs& a) {

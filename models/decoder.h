@@ -23,6 +23,7 @@ namespace quire {
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
   DType kv_dtype = DType::kF32;
+  DType attention_dot = DType::kF32;  // what attention's products are computed in
   int32_t block_size = 16;
 };
 

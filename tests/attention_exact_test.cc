@@ -32,6 +32,11 @@ AttentionShape Biased(AttentionShape s) {
   s.additive_bias = true;
   return s;
 }
+// Products in bf16.
+AttentionShape Bf16(AttentionShape s) {
+  s.kv_dtype = s.dot = DType::kBF16;
+  return s;
+}
 
 const Model kModels[] = {
     {"gqa3", Shape(9, 3, 64)},
@@ -41,6 +46,10 @@ const Model kModels[] = {
     {"mqa_alibi_narrow", Shape(7, 1, 48, 20), false, true},
     {"int8_odd_dims", Int8(Shape(6, 2, 37, 51))},
     {"bias", Biased(Shape(4, 2, 33)), true, true, Extras::Bias::kFull},
+    {"bf16_gqa3", Bf16(Shape(9, 3, 64))},
+    {"bf16_window_sinks", Bf16(With(Shape(4, 2, 80), 100, 0)), true},
+    {"bf16_chunk_softcap", Bf16(With(Shape(4, 4, 41, 72), 0, 96, 20.0f))},
+    {"bf16_mqa_alibi_narrow", Bf16(Shape(7, 1, 33, 20)), false, true},
 };
 
 Extras ExtrasOf(const Model& m) {
@@ -149,13 +158,14 @@ TEST_P(Exact, InstructionSets) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
     AttentionShape shape = model().shape;
     shape.kv_dtype = type;
+    if (!backend().supports(shape, 16).ok()) continue;  // bf16 products of another cache
     const std::vector<DenseSeq> seqs = {RandomSeq(shape, 600, 9), RandomSeq(shape, 90, 10)};
     ThreadPool pool(1);
     for (const int32_t page_size : {8, 16, 64}) {
       const AttentionRig rig(shape, seqs, {.page_size = page_size});
       ASSERT_TRUE(SelectIsa("portable").ok());
       const AttentionResult want = rig.Run(backend(), {{0, 9, 600}, {1, 40, 90}}, pool, x);
-      for (const char* isa : {"avx2", "avx512"}) {
+      for (const char* isa : {"avx2", "avx512", "amx"}) {
         if (!SelectIsa(isa).ok()) {
           std::printf("[ not run here ] %s\n", isa);
           continue;
@@ -174,6 +184,7 @@ TEST_P(Exact, UnusedSlots) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kI8}) {
     AttentionShape shape = model().shape;
     shape.kv_dtype = type;
+    if (!backend().supports(shape, 16).ok()) continue;  // bf16 products of another cache
     const std::vector<DenseSeq> seqs = {RandomSeq(shape, 131, 11), RandomSeq(shape, 5, 12)};
     const std::vector<SeqRun> runs = {{0, 131, 131}, {1, 1, 5}};
     ThreadPool pool(2);

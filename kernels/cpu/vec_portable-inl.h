@@ -45,6 +45,18 @@ inline Vec LoadBF16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) r.lane[i] = BF16ToFloat(p[i]);
   return r;
 }
+// The first (second) halves of 16 pairs.
+inline Vec LoadEvenBF16(const uint16_t* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = BF16ToFloat(p[2 * i]);
+  return r;
+}
+inline Vec LoadOddBF16(const uint16_t* p) { return LoadEvenBF16(p + 1); }
+// Rounded to bf16, nearest even; NaN stays NaN.
+inline Vec RoundBF16(Vec x) {
+  for (float& e : x.lane) e = BF16ToFloat(FloatToBF16(e));
+  return x;
+}
 inline Vec LoadF16(const uint16_t* p) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = F16ToFloat(p[i]);
