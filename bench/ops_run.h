@@ -14,8 +14,8 @@ struct OpsRunOptions {
   int32_t max_num_batched_tokens = 512;
 };
 
-// All prompts at once, greedy, no ends but max_tokens. The profile also gets what the scheduler takes between
-// steps. ERRORS: those of a request that is refused or fails.
+// All prompts at once, greedy, no ends but max_tokens. The profile also gets what the scheduler
+// takes between steps. ERRORS: those of a request that is refused or fails.
 absl::StatusOr<LatencySummary> RunOps(const Workload& workload, const OpsRunOptions& options,
                                       ModelRuntime& runtime, kernels::OpProfile* profile);
 

@@ -18,6 +18,12 @@ void Push(std::vector<T>& ring, int64_t& pushed, const T& value) {
   ++pushed;
 }
 
+// What a call's rate is of; 1 if it has no cost, so that the shortest is best.
+double Work(const OpCost& cost) {
+  if (cost.operations() > 0) return cost.operations();
+  return cost.bytes() > 0 ? cost.bytes() : 1;
+}
+
 }  // namespace
 
 std::string_view NameOf(Op op) { return kNames[static_cast<size_t>(op)]; }
@@ -42,11 +48,18 @@ void OpProfile::Lap(int64_t now) {
   running_ = false;
   OpTotals& t = totals_[static_cast<size_t>(kind_)][static_cast<size_t>(op_)];
   ++t.calls;
-  t.ns += now - lap_start_;
+  const int64_t ns = now - lap_start_;
+  t.ns += ns;
   t.cost += cost_;
+  const double work = Work(cost_);
+  if (t.calls == 1 ||
+      work * static_cast<double>(t.best_ns) > Work(t.best_cost) * static_cast<double>(ns)) {
+    t.best_ns = ns;
+    t.best_cost = cost_;
+  }
   Push(op_spans_, num_op_spans_,
        {.start_ns = lap_start_,
-        .ns = now - lap_start_,
+        .ns = ns,
         .bytes = static_cast<float>(cost_.bytes()),
         .operations = static_cast<float>(cost_.operations()),
         .op = op_});
@@ -80,6 +93,7 @@ void OpProfile::EndStep() {
   t.tokens += step_.tokens;
   t.sequences += step_.sequences;
   t.ns += step_.ns;
+  t.best_ns = t.steps == 1 ? step_.ns : std::min(t.best_ns, step_.ns);
   Push(step_spans_, num_step_spans_, step_);
 }
 

@@ -79,6 +79,10 @@ struct OpTotals {
   int64_t calls = 0;
   int64_t ns = 0;
   OpCost cost;
+  // The call with the highest rate (of operations, else of bytes; else the shortest): what the
+  // kernel does when no neighbour takes its core.
+  int64_t best_ns = 0;
+  OpCost best_cost;
 };
 
 // Steps in which each sequence has one row, and all others: what bounds them differs.
@@ -89,7 +93,8 @@ struct StepTotals {
   int64_t steps = 0;
   int64_t tokens = 0;
   int64_t sequences = 0;
-  int64_t ns = 0;  // from BeginStep to EndStep
+  int64_t ns = 0;       // from BeginStep to EndStep
+  int64_t best_ns = 0;  // the shortest
 };
 
 // Times in nanoseconds since the profile's construction.

@@ -61,30 +61,36 @@ std::string OpTable(const OpProfile& profile, StepKind kind, const MachinePeaks&
   if (steps.steps == 0) return "";
   const auto n = static_cast<double>(steps.steps);
   std::string text = fmt::format(
-      "{} steps: {}, {:.1f} tokens each, {:.3f} ms each\n"
-      "{:<12}{:>8}{:>11}{:>8}{:>10}{:>9}{:>10}{:>7}{:>11}{:>8}\n",
+      "{} steps: {}, {:.1f} tokens each, {:.3f} ms each, the shortest {:.3f} ms\n"
+      "{:<12}{:>7}{:>10}{:>7}{:>10}{:>8}{:>9}{:>7}{:>10}{:>7}{:>10}{:>8}\n",
       NameOf(kind), steps.steps, static_cast<double>(steps.tokens) / n,
-      static_cast<double>(steps.ns) / n * 1e-6, "op", "calls", "ms", "share", "us/call", "GB/s",
-      "GFLOP/s", "bound", "bound us", "of it");
+      static_cast<double>(steps.ns) / n * 1e-6, static_cast<double>(steps.best_ns) * 1e-6, "op",
+      "calls", "ms", "share", "us/call", "GB/s", "GFLOP/s", "bound", "bound us", "of it", "best us",
+      "of it");
   const std::vector<Row> rows = RowsOf(profile, kind, peaks);
-  double all_ns = 0, all_bound = 0;
+  double all_ns = 0, all_bound = 0, all_best = 0;
   for (const Row& r : rows) all_ns += static_cast<double>(r.totals.ns);
   for (const Row& r : rows) {
     const auto calls = static_cast<double>(r.totals.calls);
     const auto ns = static_cast<double>(r.totals.ns);
+    const auto best_ns = static_cast<double>(r.totals.best_ns);
+    const bool bounded = r.bound.us > 0;
     all_bound += r.bound.us;
-    const std::string_view by = r.bound.us == 0                       ? "-"
+    all_best += best_ns * calls;
+    const std::string_view by = !bounded                              ? "-"
                                 : r.bound.math_us > r.bound.memory_us ? "math"
                                                                       : "bytes";
-    text +=
-        fmt::format("{:<12}{:>8}{:>11.3f}{:>8}{:>10.2f}{:>9.1f}{:>10.1f}{:>7}{:>11.2f}{:>8}\n",
-                    kernels::NameOf(r.op), r.totals.calls, ns * 1e-6, Percent(ns, all_ns),
-                    ns * 1e-3 / calls, r.totals.cost.bytes() / ns, r.totals.cost.operations() / ns,
-                    by, r.bound.us / calls, Percent(r.bound.us * 1e3, r.bound.us == 0 ? 0 : ns));
+    text += fmt::format(
+        "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8.1f}{:>9.1f}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}\n",
+        kernels::NameOf(r.op), r.totals.calls, ns * 1e-6, Percent(ns, all_ns), ns * 1e-3 / calls,
+        r.totals.cost.bytes() / ns, r.totals.cost.operations() / ns, by, r.bound.us / calls,
+        Percent(r.bound.us * 1e3, bounded ? ns : 0), best_ns * 1e-3,
+        Percent(BoundOf(r.totals.best_cost, 1, peaks).us * 1e3, bounded ? best_ns : 0));
   }
-  text += fmt::format("{:<12}{:>8}{:>11.3f}{:>8}{:>10.2f}{:>9}{:>10}{:>7}{:>11.2f}{:>8}\n", "all",
-                      steps.steps, all_ns * 1e-6, "100.0%", all_ns * 1e-3 / n, "", "", "",
-                      all_bound / n, Percent(all_bound * 1e3, all_ns));
+  text += fmt::format(
+      "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}{:>9}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}\n", "all",
+      steps.steps, all_ns * 1e-6, "100.0%", all_ns * 1e-3 / n, "", "", "", all_bound / n,
+      Percent(all_bound * 1e3, all_ns), all_best * 1e-3 / n, Percent(all_bound * 1e3, all_best));
   return text;
 }
 
@@ -114,7 +120,8 @@ void WriteOps(const OpProfile& profile, StepKind kind, const MachinePeaks& peaks
   for (const auto& [key, value] : {std::pair<const char*, int64_t>{"steps", steps.steps},
                                    {"tokens", steps.tokens},
                                    {"sequences", steps.sequences},
-                                   {"ns", steps.ns}}) {
+                                   {"ns", steps.ns},
+                                   {"best_ns", steps.best_ns}}) {
     w.Key(key);
     w.Int(value);
   }
@@ -128,6 +135,8 @@ void WriteOps(const OpProfile& profile, StepKind kind, const MachinePeaks& peaks
     w.Int(r.totals.calls);
     w.Key("ns");
     w.Int(r.totals.ns);
+    w.Key("best_ns");
+    w.Int(r.totals.best_ns);
     for (const auto& [key, value] :
          {std::pair<const char*, double>{"weight_bytes", r.totals.cost.weight_bytes},
           {"kv_bytes", r.totals.cost.kv_bytes},
@@ -135,7 +144,8 @@ void WriteOps(const OpProfile& profile, StepKind kind, const MachinePeaks& peaks
           {"operations", r.totals.cost.operations()},
           {"bound_us", r.bound.us},
           {"bound_memory_us", r.bound.memory_us},
-          {"bound_math_us", r.bound.math_us}}) {
+          {"bound_math_us", r.bound.math_us},
+          {"best_bound_us", BoundOf(r.totals.best_cost, 1, peaks).us}}) {
       w.Key(key);
       w.Double(value);
     }
