@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/attention_choice.h"
 #include "kernels/ops.h"
 #include "models/rope_config.h"
 
@@ -124,13 +125,17 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {
-  attention_ = options.attention;
+  const auto attention_of = [&options](const LayerConfig& layer) {
+    const bool other = layer.attention == AttentionKind::kSliding && options.sliding_attention;
+    return other ? options.sliding_attention : options.attention;
+  };
   layers_.resize(config_.layers.size());
   std::vector<LayerCacheSpec> specs;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
-    if (absl::Status s = attention_->supports(shape, options.block_size); !s.ok()) {
-      return Annotate(s, fmt::format("attention={}: layer {}", attention_->name, i));
+    const kernels::AttentionBackend& attention = *attention_of(config_.layers[i]);
+    if (absl::Status s = CheckSupport(attention, shape, options.block_size); !s.ok()) {
+      return Annotate(s, fmt::format("attention={}: layer {}", attention.name, i));
     }
     // A window that no sequence can outgrow gives nothing back.
     const bool windowed = shape.window > 0 && shape.window < LongestSequence(config_);
@@ -145,9 +150,14 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
     const int32_t group = layout_.layers[i].group;
-    const auto same = [&](const Plan& p) { return p.group == group && SameShape(p.shape, shape); };
+    const kernels::AttentionBackend* const attention = attention_of(config_.layers[i]);
+    const auto same = [&](const Plan& p) {
+      return p.group == group && p.attention == attention && SameShape(p.shape, shape);
+    };
     auto it = std::find_if(plans_.begin(), plans_.end(), same);
-    if (it == plans_.end()) it = plans_.insert(it, Plan{.group = group, .shape = shape});
+    if (it == plans_.end()) {
+      it = plans_.insert(it, Plan{.group = group, .attention = attention, .shape = shape});
+    }
     layers_[i].plan = static_cast<int32_t>(it - plans_.begin());
   }
   return absl::OkStatus();
@@ -193,7 +203,7 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   size_t workspace = 0;
   for (Plan& p : plans_) {
     const kernels::AttentionMetadata& m = batch.groups[static_cast<size_t>(p.group)];
-    attention_->plan(m, p.shape, pool_.num_threads(), p.plan);
+    p.attention->plan(m, p.shape, pool_.num_threads(), p.plan);
     workspace = std::max(workspace, p.plan.workspace_bytes);
   }
   arena.Purpose("attention");
@@ -314,13 +324,13 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .page_stride = stride},
                    pool_);
   BeginOp(profile_, Op::kAttention, m, p.shape);
-  attention_->run(p.plan, m, p.shape,
-                  {.q = a.q.data(),
-                   .k_base = base + place.key_offset,
-                   .v_base = base + place.value_offset,
-                   .page_stride = stride,
-                   .out = a.attended.data()},
-                  a.workspace.data(), pool_);
+  p.attention->run(p.plan, m, p.shape,
+                   {.q = a.q.data(),
+                    .k_base = base + place.key_offset,
+                    .v_base = base + place.value_offset,
+                    .page_stride = stride,
+                    .out = a.attended.data()},
+                   a.workspace.data(), pool_);
   AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
 }
 
@@ -330,7 +340,8 @@ void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* o
                    out, dim, pool_);
 }
 
-void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in, Activations& a) {
+void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in,
+                          Activations& a) {
   const int64_t hidden = config_.hidden_dim;
   const bool normed = !post.weight.empty();
   float* const y = normed ? a.normed.data() : a.x.data();

@@ -23,6 +23,7 @@ namespace quire {
 
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
+  const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
   DType kv_dtype = DType::kF32;
   int32_t block_size = 16;
 };
@@ -65,6 +66,7 @@ class Decoder : public Model {
   // Layers with equal masks and tables share a plan.
   struct Plan {
     int32_t group = 0;
+    const kernels::AttentionBackend* attention = nullptr;
     kernels::AttentionShape shape;
     kernels::AttentionPlan plan;
   };
@@ -86,11 +88,11 @@ class Decoder : public Model {
   void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
   // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
   // not a.normed.
-  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in, Activations& a);
+  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in,
+                   Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;
-  const kernels::AttentionBackend* attention_ = nullptr;
   CacheLayout layout_;
   std::vector<Layer> layers_;
   std::vector<Plan> plans_;

@@ -29,8 +29,9 @@ class OpProfile;  // kernels/profile/op_profile.h
 }
 
 struct RuntimeOptions {
-  std::string model;  // a .gguf file, or a directory with config.json and safetensors
-  std::string attention = "flash";
+  std::string model;                // a .gguf file, or a directory with config.json and safetensors
+  std::string attention = "flash";  // as kernels/attention_choice.h says
+  std::string attention_library;    // a shared object with one more kernel; "" = none
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16

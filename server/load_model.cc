@@ -138,6 +138,7 @@ std::vector<TokenId> EndTokens(const ModelConfig& config, const Tokenizer& token
 RuntimeOptions ToRuntimeOptions(const ServerOptions& options) {
   return {.model = options.model,
           .attention = options.attention,
+          .attention_library = options.attention_library,
           .cpu_isa = options.cpu_isa,
           .num_threads = options.num_threads,
           .kv_cache_dtype = options.kv_cache_dtype,

@@ -72,6 +72,7 @@ struct ServerOptions {
   int64_t cache_directory_bytes = 0;
   // Compute.
   std::string attention = "flash";
+  std::string attention_library;
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
   bool profile_ops = false;
@@ -216,7 +217,13 @@ struct ServerOptions {
     visit(OptionInfo{"cache_directory_bytes", "bytes",
                      "of cache_directory, most that the file tier takes; 0: no file tier", 0, 1e15},
           o.cache_directory_bytes);
-    visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
+    visit(OptionInfo{"attention", "name",
+                     "of the attention kernel, as `quire kernels` lists them; or by kind of layer: "
+                     "full=<name>,sliding=<name>"},
+          o.attention);
+    visit(OptionInfo{"attention_library", "path",
+                     "a shared object with an attention kernel of your own; empty: none"},
+          o.attention_library);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,

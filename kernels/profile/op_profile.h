@@ -131,6 +131,9 @@ class OpProfile {
   void Begin(Op op, const AttentionMetadata& m, const AttentionShape& s);
   void BeginCost(Op op, const OpCost& cost);
 
+  // What Begin counts for it.
+  OpCost AttentionCost(const AttentionMetadata& m, const AttentionShape& s);
+
   const OpTotals& totals(StepKind kind, Op op) const {
     return totals_[static_cast<size_t>(kind)][static_cast<size_t>(op)];
   }
@@ -149,7 +152,6 @@ class OpProfile {
         .count();
   }
   void Lap(int64_t now);
-  OpCost AttentionCost(const AttentionMetadata& m, const AttentionShape& s);
   template <typename T>
   static std::vector<T> InOrder(const std::vector<T>& ring, int64_t pushed);
 
