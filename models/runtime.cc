@@ -56,6 +56,7 @@ class Runtime : public ModelRuntime {
   void set_profile(kernels::OpProfile* profile) override {
     model_->set_profile(profile);
     executor_->set_profile(profile);
+    pool_->set_observer(profile);
   }
 
  private:

@@ -80,7 +80,7 @@ class ModelRuntime {
   // any.
   virtual DraftModelProposer* draft_model() = 0;
   // From the next step on its operations are counted there; null: no longer. Not the draft model's.
-  // Before the engine starts, or its thread between steps.
+  // Before the engine starts, or its thread between steps. REQUIRES: a profile of num_threads().
   virtual void set_profile(kernels::OpProfile* profile) = 0;
 
   // All below: engine thread, between steps (Engine::PostAdminCall).

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 
 #include "kernels/profile/machine_peaks.h"
@@ -22,7 +23,7 @@ TEST(OpProfile, ALinearLayerReadsItsWeightsOnceAndMultipliesEachRow) {
   const PackedWeight b = Weight(DType::kF32, 64, 32);
   const float x = 0, z = 0;
   float y = 0;
-  OpProfile profile;
+  OpProfile profile(1);
   profile.BeginStep(3, 3);
   const LinearJob shared[] = {{.w = &a, .x = &x, .y = &y}, {.w = &b, .x = &x, .y = &y}};
   profile.Begin(Op::kQkv, shared, 3);
@@ -43,7 +44,7 @@ TEST(OpProfile, ALinearLayerReadsItsWeightsOnceAndMultipliesEachRow) {
 
 TEST(OpProfile, BlockTypesCountAsPacked) {
   const PackedWeight w = Weight(DType::kQ4_1, 64, 64);
-  OpProfile profile;
+  OpProfile profile(1);
   profile.BeginStep(1, 1);
   const LinearJob job[] = {{.w = &w}};
   profile.Begin(Op::kDown, job, 1);
@@ -79,7 +80,7 @@ TEST(OpProfile, AttentionReadsEachVisibleKeyOnce) {
   Batch batch;
   batch.Add(1, 20, {5, 6, 7});
   batch.Add(3, 10, {8, 9});
-  OpProfile profile;
+  OpProfile profile(1);
   const OpCost cost = profile.AttentionCost(batch.metadata(), kShape);
   EXPECT_EQ(cost.kv_bytes, (20 + 10) * 2 * (16 + 8) * 4);
   const int pairs = 20 + 8 + 9 + 10;
@@ -94,7 +95,7 @@ TEST(OpProfile, SharedPagesCountOnce) {
   Batch batch;
   batch.Add(1, 20, {5, 6, 7});
   batch.Add(1, 18, {5, 6, 9});
-  OpProfile profile;
+  OpProfile profile(1);
   for (int call = 0; call < 3; ++call) {
     const OpCost cost = profile.AttentionCost(batch.metadata(), kShape);
     EXPECT_EQ(cost.kv_bytes, (20 + 2) * 2 * (16 + 8) * 4);
@@ -105,7 +106,7 @@ TEST(OpProfile, SharedPagesCountOnce) {
 TEST(OpProfile, WindowsHideKeys) {
   Batch batch;
   batch.Add(2, 20, {0, 6, 7});
-  OpProfile profile;
+  OpProfile profile(1);
   AttentionShape window = kShape;
   window.window = 5;  // positions 18 and 19 see 14..18 and 15..19
   const OpCost cost = profile.AttentionCost(batch.metadata(), window);
@@ -123,7 +124,7 @@ int64_t SumOfOps(const OpProfile& profile, StepKind kind) {
 }
 
 TEST(OpProfile, LapsAddUpToTheirSteps) {
-  OpProfile profile(100);
+  OpProfile profile(1, 100);
   for (int i = 0; i < 3; ++i) {
     profile.BeginStep(2, 2);
     for (int layer = 0; layer < 4; ++layer) {
@@ -155,7 +156,7 @@ TEST(OpProfile, LapsAddUpToTheirSteps) {
 }
 
 TEST(OpProfile, TheSchedulerBetweenStepsIsNoPartOfThem) {
-  OpProfile profile;
+  OpProfile profile(1);
   profile.Begin(Op::kSchedule);
   profile.BeginStep(1, 1);
   profile.EndStep();
@@ -168,7 +169,7 @@ TEST(OpProfile, TheSchedulerBetweenStepsIsNoPartOfThem) {
 }
 
 TEST(OpProfile, TheNewestSpansStay) {
-  OpProfile profile(5);
+  OpProfile profile(1, 5);
   for (int i = 1; i <= 4; ++i) {
     profile.BeginStep(i, i);
     profile.Begin(Op::kHead);
@@ -185,6 +186,39 @@ TEST(OpProfile, TheNewestSpansStay) {
   profile.Reset();
   EXPECT_TRUE(profile.op_spans().empty());
   EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kHead).calls, 0);
+}
+
+TEST(OpProfile, TasksCountForTheOperationThatRanThem) {
+  ThreadPool pool(3);
+  OpProfile profile(3, 100);
+  pool.set_observer(&profile);
+  pool.ParallelFor(6, [](int64_t, int32_t) {});  // outside any operation: counts for none
+  profile.BeginStep(1, 1);
+  profile.Begin(Op::kQkv);
+  std::array<int, 20> done{};
+  pool.ParallelFor(20, [&](int64_t i, int32_t) { ++done[static_cast<size_t>(i)]; });
+  profile.Begin(Op::kO);
+  pool.ParallelFor(1, [](int64_t, int32_t) {});
+  profile.EndStep();
+  pool.set_observer(nullptr);
+  pool.ParallelFor(20, [&](int64_t i, int32_t) { ++done[static_cast<size_t>(i)]; });
+  for (const int n : done) EXPECT_EQ(n, 2);
+  int64_t ns[2] = {0, 0};
+  int32_t spans_of_o = 0;
+  const OpSpan qkv = profile.op_spans()[1], o = profile.op_spans()[2];
+  for (const TaskSpan& s : profile.task_spans()) {
+    EXPECT_GE(s.worker, 0);
+    EXPECT_LT(s.worker, 3);
+    if (s.start_ns < qkv.start_ns) continue;
+    const OpSpan& op = s.op == Op::kQkv ? qkv : o;
+    EXPECT_GE(s.start_ns, op.start_ns);
+    EXPECT_LE(s.start_ns + s.ns, op.start_ns + op.ns);
+    ns[s.op == Op::kO] += s.ns;
+    spans_of_o += s.op == Op::kO ? 1 : 0;
+  }
+  EXPECT_EQ(spans_of_o, 1);
+  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kQkv).busy_ns, ns[0]);
+  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kO).busy_ns, ns[1]);
 }
 
 TEST(OpProfile, OffIsANullPointer) {
@@ -224,7 +258,7 @@ TEST(Bound, ActivationsComeFromTheCacheWhileTheyFitIt) {
 }
 
 TEST(OpTable, ShowsEachOperationOnce) {
-  OpProfile profile;
+  OpProfile profile(1);
   profile.BeginStep(1, 1);
   profile.BeginCost(Op::kQkv, {.weight_bytes = 1e6, .math = {2e6, 0, 0}});
   profile.EndStep();
@@ -237,7 +271,7 @@ TEST(OpTable, ShowsEachOperationOnce) {
 }
 
 TEST(OpTable, ATraceThatCantBeWrittenNamesItsFile) {
-  const absl::Status status = WriteTrace(OpProfile(), "/no/such/folder/t.json");
+  const absl::Status status = WriteTrace(OpProfile(1), "/no/such/folder/t.json");
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(Message(status).find("trace_file=/no/such/folder/t.json"), std::string::npos) << status;
 }

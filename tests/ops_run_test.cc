@@ -35,7 +35,7 @@ constexpr OpsRunOptions kOptions = {.max_num_seqs = 8, .max_num_batched_tokens =
 
 TEST(OpsRun, EveryOperationOfEveryLayerIsThere) {
   const std::unique_ptr<ModelRuntime> runtime = Tiny("llama");
-  kernels::OpProfile profile;
+  kernels::OpProfile profile(2);
   const auto done = RunOps(TwoPrompts(), kOptions, *runtime, &profile);
   ASSERT_TRUE(done.ok()) << done.status();
   EXPECT_EQ(done->prompt_tokens, 50);
@@ -67,7 +67,7 @@ TEST(OpsRun, EveryOperationOfEveryLayerIsThere) {
 // hidden 48, heads 4 x 16, kv heads 2, mlp 64, vocabulary 200, float32: by the model's config.json.
 TEST(OpsRun, BytesAndOperationsAreTheModels) {
   const std::unique_ptr<ModelRuntime> runtime = Tiny("llama");
-  kernels::OpProfile profile;
+  kernels::OpProfile profile(2);
   ASSERT_TRUE(RunOps(TwoPrompts(), kOptions, *runtime, &profile).ok());
   const auto cost = [&](Op op) { return profile.totals(StepKind::kDecode, op).cost; };
   const double layer_steps = 3 * 4;  // layers x decode steps
@@ -84,7 +84,7 @@ TEST(OpsRun, BytesAndOperationsAreTheModels) {
 
 TEST(OpsRun, OffTellsNothingAndChangesNothing) {
   const std::unique_ptr<ModelRuntime> runtime = Tiny("gemma3");
-  kernels::OpProfile profile;
+  kernels::OpProfile profile(2);
   ASSERT_TRUE(RunOps(TwoPrompts(), kOptions, *runtime, &profile).ok());
   const int64_t calls = profile.totals(StepKind::kDecode, Op::kQkNorm).calls;
   EXPECT_EQ(calls, 4 * static_cast<int64_t>(runtime->config().layers.size()));

@@ -118,7 +118,7 @@ AttentionRates MeasureAttention(const AttentionBackend& backend, DType kv_dtype,
                              .head_dim_v = 64,
                              .softmax_scale = 0.125f,
                              .kv_dtype = kv_dtype};
-  OpProfile counter;
+  OpProfile counter(1);
   AttentionRates rates;
   {
     Cache cache(shape, 8, 1024, 1);

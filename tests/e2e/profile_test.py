@@ -1,5 +1,6 @@
 """`quire bench ops`, its trace, and `quire kernels`, as a person calls them. No time is looked at,
 only that times add up."""
+import bisect
 import json
 import os
 import pathlib
@@ -32,9 +33,9 @@ class ProfileTest(unittest.TestCase):
             trace = json.loads(path.read_text(), parse_float=Decimal)
         events = trace["traceEvents"]
         names = [e["args"]["name"] for e in events if e["ph"] == "M"]
-        self.assertEqual(names, ["quire", "engine"])
+        self.assertEqual(names, ["quire", "engine", "worker 1"])
         complete = [e for e in events if e["ph"] == "X"]
-        self.assertEqual(len(complete) + 2, len(events))
+        self.assertEqual(len(complete) + 3, len(events))
         steps = [e for e in complete if e["cat"] == "step"]
         ops = [e for e in complete if e["cat"] == "op"]
         # 32 prompt tokens, then 127 single ones.
@@ -53,8 +54,16 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(inside + between, len(ops))
         for before, after in zip(ops, ops[1:]):
             self.assertLessEqual(before["ts"] + before["dur"], after["ts"])
-        for event in complete:
-            self.assertEqual((event["pid"], event["tid"]), (1, 1))
+        self.assertEqual({(e["pid"], e["tid"]) for e in steps + ops}, {(1, 1)})
+        # Each worker's tasks lie inside an operation of their name.
+        tasks = [e for e in complete if e["cat"] == "tasks"]
+        self.assertEqual(len(tasks) + len(steps) + len(ops), len(complete))
+        self.assertLessEqual({t["tid"] for t in tasks}, {1, 2})
+        starts = [o["ts"] for o in ops]
+        for task in tasks:
+            op = ops[bisect.bisect_right(starts, task["ts"]) - 1]
+            self.assertEqual(op["name"], task["name"])
+            self.assertLessEqual(task["ts"] + task["dur"], op["ts"] + op["dur"])
 
     def test_figures_as_json(self):
         done = bench("llama", "--json")
