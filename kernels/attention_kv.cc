@@ -112,4 +112,35 @@ void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite&
   });
 }
 
+void ReadKv(const AttentionMetadata& m, const AttentionShape& s, const AttentionArgs& a,
+            int32_t seq, int32_t kv_head, int32_t first, int32_t count, float* k, float* v) {
+  const auto value = [](DType type, const std::byte* page, int64_t i) {
+    if (type == DType::kF32) return reinterpret_cast<const float*>(page)[i];
+    if (type == DType::kI8) return static_cast<float>(reinterpret_cast<const int8_t*>(page)[i]);
+    const uint16_t half = reinterpret_cast<const uint16_t*>(page)[i];
+    return type == DType::kBF16 ? BF16ToFloat(half) : F16ToFloat(half);
+  };
+  const int64_t ps = m.page_size;
+  const bool scaled = s.kv_dtype == DType::kI8;
+  const int32_t* const table =
+      &m.read_table[static_cast<size_t>(seq) * static_cast<size_t>(m.max_pages_per_seq)];
+  for (int32_t j = first; j < first + count; ++j) {
+    const int64_t page = table[j / m.page_size];
+    const int64_t slot = j % ps;
+    const std::byte* const k_page = PageAddress(a.k_base, page, a.page_stride);
+    const std::byte* const v_page = PageAddress(a.v_base, page, a.page_stride);
+    // Scales lie behind a head's codes.
+    const std::byte* const k_scales = k_page + KeyIndex(s, ps, kv_head, s.head_dim, 0);
+    const std::byte* const v_scales = v_page + ValueIndex(s, ps, kv_head, ps, 0);
+    const float k_scale = scaled ? value(DType::kF16, k_scales, slot) : 1.0f;
+    const float v_scale = scaled ? value(DType::kF16, v_scales, slot) : 1.0f;
+    for (int64_t d = 0; d < s.head_dim && k != nullptr; ++d) {
+      *k++ = value(s.kv_dtype, k_page, KeyIndex(s, ps, kv_head, d, slot)) * k_scale;
+    }
+    for (int64_t d = 0; d < s.head_dim_v && v != nullptr; ++d) {
+      *v++ = value(s.kv_dtype, v_page, ValueIndex(s, ps, kv_head, slot, d)) * v_scale;
+    }
+  }
+}
+
 }  // namespace quire::kernels

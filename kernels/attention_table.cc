@@ -1,6 +1,6 @@
 // The attention backends by name, and what all of them check.
-#include <array>
 #include <string>
+#include <vector>
 
 #include "kernels/attention_common.h"
 #include "kernels/attention_mask.h"
@@ -8,8 +8,12 @@
 namespace quire::kernels {
 namespace {
 
-constexpr std::array<const AttentionBackend*, 4> kBackends = {&kFlashAttention, &kSdpaAttention,
-                                                              &kFlexAttention, &kEagerAttention};
+// Added to at start-up only.
+std::vector<const AttentionBackend*>& Backends() {
+  static std::vector<const AttentionBackend*> backends = {&kFlashAttention, &kSdpaAttention,
+                                                          &kFlexAttention, &kEagerAttention};
+  return backends;
+}
 
 }  // namespace
 
@@ -73,13 +77,15 @@ void CheckArgs(const AttentionShape& s, const AttentionArgs& a) {
         "a mask or score mods that the shape does not name");
 }
 
-std::span<const AttentionBackend* const> AttentionBackends() { return kBackends; }
+std::span<const AttentionBackend* const> AttentionBackends() { return Backends(); }
+
+void AddAttention(const AttentionBackend& backend) { Backends().push_back(&backend); }
 
 absl::StatusOr<const AttentionBackend*> FindAttention(std::string_view name) {
   std::string_view bare = name;
   if (bare.starts_with("paged|")) bare.remove_prefix(6);
   std::string names;
-  for (const AttentionBackend* b : kBackends) {
+  for (const AttentionBackend* b : Backends()) {
     if (b->name == bare) return b;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", b->name);
   }

@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
+#include "kernels/profile/op_profile.h"
 #include "models/config.h"
 #include "models/model.h"
 #include "models/model_weights.h"
@@ -22,6 +23,7 @@ namespace quire {
 
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
+  const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
   DType kv_dtype = DType::kF32;
   DType attention_dot = DType::kF32;  // what attention's products are computed in
   int32_t block_size = 16;
@@ -46,6 +48,8 @@ class Decoder : public Model {
   // (num_layers), [num_tokens or num_rows, hidden_dim].
   using Tap = std::function<void(int32_t layer, std::span<const float> hidden)>;
   void set_tap(Tap tap) { tap_ = std::move(tap); }
+  // Null: no profile. It outlives the decoder.
+  void set_profile(kernels::OpProfile* profile) { profile_ = profile; }
 
  private:
   struct Norm {
@@ -63,6 +67,7 @@ class Decoder : public Model {
   // Layers with equal masks and tables share a plan.
   struct Plan {
     int32_t group = 0;
+    const kernels::AttentionBackend* attention = nullptr;
     kernels::AttentionShape shape;
     kernels::AttentionPlan plan;
   };
@@ -84,11 +89,11 @@ class Decoder : public Model {
   void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
   // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
   // not a.normed.
-  void AddToStream(const Projection& w, const Norm& post, const float* in, Activations& a);
+  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in,
+                   Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;
-  const kernels::AttentionBackend* attention_ = nullptr;
   CacheLayout layout_;
   std::vector<Layer> layers_;
   std::vector<Plan> plans_;
@@ -98,6 +103,7 @@ class Decoder : public Model {
   kernels::PackedWeight embedding_;  // empty if tied
   size_t weight_bytes_ = 0;
   Tap tap_;
+  kernels::OpProfile* profile_ = nullptr;
 };
 
 }  // namespace quire

@@ -4,7 +4,8 @@
 
 #include "base/device_memory.h"
 #include "base/thread_pool.h"
-#include "kernels/attention.h"
+#include "kernels/attention_choice.h"
+#include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
 #include "models/checkpoint.h"
 #include "models/decoder.h"
@@ -57,6 +58,11 @@ class Runtime : public ModelRuntime {
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }
   DraftModelProposer* draft_model() override { return draft_.get(); }
+  void set_profile(kernels::OpProfile* profile) override {
+    model_->set_profile(profile);
+    executor_->set_profile(profile);
+    pool_->set_observer(profile);
+  }
 
  private:
   absl::Status BuildCache();
@@ -98,9 +104,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   const DeviceMemory& device = options.device_memory != nullptr ? *options.device_memory : *host;
   ASSIGN_OR_RETURN(const MemoryInfo before, device.Read());
   RETURN_IF_ERROR(kernels::SelectIsa(options.cpu_isa));
-  ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
-                   kernels::FindAttention(options.attention));
-  attention_name_ = std::string(attention->name);
+  if (!options.attention_library.empty()) {
+    RETURN_IF_ERROR(kernels::LoadAttentionLibrary(options.attention_library).status());
+  }
+  ASSIGN_OR_RETURN(const kernels::AttentionChoice attention,
+                   kernels::ParseAttention(options.attention));
+  attention_name_ = attention.ToString();
   ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
@@ -115,11 +124,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
-  ASSIGN_OR_RETURN(
-      model_, Decoder::Create(
-                  config, weights,
-                  {.attention = attention, .kv_dtype = kv_dtype_, .block_size = options.block_size},
-                  *pool_));
+  ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
+                                           {.attention = attention.full,
+                                            .sliding_attention = attention.sliding,
+                                            .kv_dtype = kv_dtype_,
+                                            .block_size = options.block_size},
+                                           *pool_));
   checkpoint_.weights->DropPages();
 
   RETURN_IF_ERROR(DryRun(options));

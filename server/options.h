@@ -72,8 +72,11 @@ struct ServerOptions {
   int64_t cache_directory_bytes = 0;
   // Compute.
   std::string attention = "flash";
+  std::string attention_library;
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
+  bool profile_ops = false;
+  std::string trace_file;
   // Network.
   std::string host = "127.0.0.1";
   int32_t port = 50051;
@@ -214,12 +217,24 @@ struct ServerOptions {
     visit(OptionInfo{"cache_directory_bytes", "bytes",
                      "of cache_directory, most that the file tier takes; 0: no file tier", 0, 1e15},
           o.cache_directory_bytes);
-    visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
+    visit(OptionInfo{"attention", "name",
+                     "of the attention kernel, as `quire kernels` lists them; or by kind of layer: "
+                     "full=<name>,sliding=<name>"},
+          o.attention);
+    visit(OptionInfo{"attention_library", "path",
+                     "a shared object with an attention kernel of your own; empty: none"},
+          o.attention_library);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,
                      1024},
           o.num_threads);
+    visit(OptionInfo{"profile_ops", "true or false",
+                     "times each operation of a step; prints a table at the end"},
+          o.profile_ops);
+    visit(OptionInfo{"trace_file", "path",
+                     "of the last steps' operations, written at the end, for chrome://tracing"},
+          o.trace_file);
     visit(
         OptionInfo{"host", "address", "to listen on; 0.0.0.0 for all (there is no authentication)"},
         o.host);
