@@ -10,18 +10,24 @@
 namespace quire::kernels {
 namespace {
 
+int64_t RoundUp32(int64_t k) { return (k + 31) / 32 * 32; }
+
 size_t PanelBytes(DType type, int64_t k) {
   const BlockFormat format = FormatOf(type);
   const DTypeInfo info = InfoOf(type);
+  if (type == DType::kBF16) k = RoundUp32(k);
   const size_t blocks = static_cast<size_t>(k / info.block_size);
   return blocks * (format.is_block() ? format.record_bytes()
                                      : kPanel * static_cast<size_t>(info.block_bytes));
 }
 
-// The lowest four bits of eight bytes as one word, the first byte in the lowest nibble.
+// Where value j of a word of 2 n values of `bits` bits is: even ones in the lower half.
+constexpr uint32_t ShiftOf(uint32_t j, uint32_t bits) { return j % 2 * 16 + j / 2 * bits; }
+
+// The lowest four bits of eight bytes as one word.
 uint32_t PackNibbles(const uint8_t* codes) {
   uint32_t word = 0;
-  for (uint32_t j = 0; j < 8; ++j) word |= (codes[j] & 15u) << (4 * j);
+  for (uint32_t j = 0; j < 8; ++j) word |= (codes[j] & 15u) << ShiftOf(j, 4);
   return word;
 }
 
@@ -47,19 +53,20 @@ void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t co
   if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
   std::byte* codes = p + f.codes_offset();
   if (f.bits == 8) {
-    for (int32_t i = 0; i < kSubBlock; ++i) Put(codes + i * kPanel, col, s.codes[i]);
+    for (int32_t i = 0; i < kSubBlock; i += 4)
+      std::memcpy(codes + i * kPanel + 4 * col, s.codes + i, 4);
     return;
   }
   for (int32_t g = 0; g < 4; ++g) Put(codes + 4 * kPanel * g, col, PackNibbles(s.codes + 8 * g));
   std::byte* high = f.bits > 4 ? p + f.high_offset() : nullptr;
   if (f.bits == 5) {
     uint32_t bits = 0;
-    for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << i;
+    for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << ShiftOf(i, 1);
     Put(high, col, bits);
   } else if (f.bits == 6) {
     for (int32_t h = 0; h < 2; ++h) {
       uint32_t bits = 0;
-      for (uint32_t i = 0; i < 16; ++i) bits |= (s.codes[16 * h + i] >> 4 & 3u) << (2 * i);
+      for (uint32_t i = 0; i < 16; ++i) bits |= (s.codes[16 * h + i] >> 4 & 3u) << ShiftOf(i, 2);
       Put(high + 4 * kPanel * h, col, bits);
     }
   }
@@ -74,20 +81,25 @@ SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub,
   if (f.num_scales == 1) s.scale[1] = s.scale[0];
   if (f.num_scales > 0 && f.has_min) s.min = Get<uint8_t>(p + f.mins_offset(), col);
   const std::byte* codes = p + f.codes_offset();
-  for (int32_t i = 0; i < kSubBlock; ++i) {
+  for (uint32_t i = 0; i < kSubBlock; ++i) {
     if (f.bits == 8) {
-      s.codes[i] = Get<uint8_t>(codes + i * kPanel, col);
+      s.codes[i] = Get<uint8_t>(codes + i / 4 * 4 * kPanel + 4 * col + i % 4, 0);
       continue;
     }
-    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> (4 * (i % 8)) & 15u;
-    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> i & 1u) << 4;
+    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> ShiftOf(i % 8, 4) & 15u;
+    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> ShiftOf(i, 1) & 1u) << 4;
     if (f.bits == 6) {
       const auto pairs = Get<uint32_t>(p + f.high_offset() + 4 * kPanel * (i / 16), col);
-      code |= (pairs >> (2 * (i % 16)) & 3u) << 4;
+      code |= (pairs >> ShiftOf(i % 16, 2) & 3u) << 4;
     }
     s.codes[i] = static_cast<uint8_t>(code);
   }
   return s;
+}
+
+// Of value k of column col, in elements from the panel's start.
+int64_t PlainIndex(DType type, int64_t k, int64_t col) {
+  return type == DType::kBF16 ? (k / 2 * kPanel + col) * 2 + k % 2 : k * kPanel + col;
 }
 
 // rows: first of num_rows <= kPanel rows of the file's matrix. panel: zeroed, so that columns past
@@ -104,7 +116,7 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
       for (int64_t r = 0; r < num_rows; ++r) {
         const std::byte* row = rows + static_cast<size_t>(r) * row_bytes;
         for (int64_t i = k0; i < end; ++i) {
-          std::memcpy(panel + static_cast<size_t>(i * kPanel + r) * bytes,
+          std::memcpy(panel + static_cast<size_t>(PlainIndex(type, i, r)) * bytes,
                       row + static_cast<size_t>(i) * bytes, bytes);
         }
       }
@@ -170,7 +182,9 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   pool.ParallelFor(panels, [&](int64_t panel, int32_t) {
     const int64_t first = panel * kPanel;
     std::byte* to = out.data_.get() + static_cast<size_t>(panel) * panel_bytes;
-    if (n - first < kPanel) std::memset(to, 0, panel_bytes);
+    if (n - first < kPanel || (w.dtype == DType::kBF16 && k % 32 != 0)) {
+      std::memset(to, 0, panel_bytes);
+    }
     PackPanel(w.dtype, source + static_cast<size_t>(first) * row_bytes,
               std::min<int64_t>(kPanel, n - first), k, to);
   });
@@ -185,7 +199,8 @@ void PackedWeight::Row(int64_t row, float* out) const {
   if (!f.is_block()) {
     const auto bytes = static_cast<size_t>(InfoOf(dtype_).block_bytes);
     for (int64_t i = 0; i < k_; ++i) {
-      Dequantize(dtype_, panel + (static_cast<size_t>(i) * kPanel + col) * bytes, 1, out + i);
+      const int64_t at = PlainIndex(dtype_, i, static_cast<int64_t>(col));
+      Dequantize(dtype_, panel + static_cast<size_t>(at) * bytes, 1, out + i);
     }
     return;
   }

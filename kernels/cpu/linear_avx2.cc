@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "kernels/block_format.h"
+#include "kernels/cpu/linear_dot.h"
 #include "kernels/cpu/linear_kernels.h"
 
 QUIRE_BEGIN_AVX2
@@ -35,16 +36,20 @@ struct V {
   static F LoadF16(const std::byte* p) {
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  static F LoadBF16(const std::byte* p) {
-    const __m128i half = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  }
   static F LoadI8(const std::byte* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   }
   static U LoadU32(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static F LowBF16(U x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+  static F HighBF16(U x) {
+    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)));
+  }
+  template <int kByte>
+  static F ByteI8(U x) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * kByte), 24));
   }
   template <int kBits>
   static U Shr(U x) {
@@ -66,7 +71,10 @@ struct V {
   }
 };
 
+// clang-format off
 #include "kernels/cpu/linear-inl.h"
+#include "kernels/cpu/linear_dot-inl.h"
+// clang-format on
 
 }  // namespace
 }  // namespace avx2
@@ -74,6 +82,11 @@ struct V {
 void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, int64_t ldx,
                int64_t rows, float* c) {
   avx2::PanelOf(type, panel, k, x, ldx, rows, c);
+}
+
+void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                    int64_t num_tiles, float* c) {
+  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

@@ -1,0 +1,25 @@
+// kernels/compute_type.h -- in what the products of linear layers are computed.
+//
+//   float32  one chain of fma over all k; weights as float32. The floor, and what goldens use.
+//   bf16     x rounded to bfloat16 (nearest even), weights exact; products of 32 values summed in
+//            float32 in the order of AMX's tile instruction (linear.h states it). Weights stored in
+//            float32 or float16 are rounded to bfloat16 when they are packed.
+//   auto     bf16 where the weights are bfloat16 or a block type and the CPU has AMX-BF16, else
+//            float32: the fastest that rounds no weight.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace quire::kernels {
+
+enum class ComputeType : uint8_t { kAuto, kF32, kBF16 };
+
+std::string_view NameOf(ComputeType type);
+
+// ERRORS: kInvalidArgument listing the names.
+absl::StatusOr<ComputeType> FindCompute(std::string_view name);
+
+}  // namespace quire::kernels

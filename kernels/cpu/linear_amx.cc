@@ -1,0 +1,373 @@
+// The AMX row of RunLinear in bfloat16 (linear_dot.h): codes are looked up as bfloat16 into tiles in
+// L1, multiplied sixteen rows at a time; sums of a block leave the tile, are scaled and added in
+// vector registers. One row costs what sixteen do: the look-up, or memory.
+#if defined(__x86_64__)
+#include "kernels/cpu/isa_target.h"
+
+// After isa_target.h, which silences a warning in it.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/block_format.h"
+#include "kernels/cpu/linear_dot.h"
+#include "kernels/cpu/linear_kernels.h"
+
+QUIRE_BEGIN_AMX
+namespace quire::kernels {
+namespace amx {
+namespace {
+
+// clang-format off
+#include "kernels/cpu/linear_vec_avx512-inl.h"
+#include "kernels/cpu/linear-inl.h"
+#include "kernels/cpu/linear_dot-inl.h"
+// clang-format on
+
+constexpr int64_t kTileBytes = 1024;
+constexpr int32_t kStrip = 16;  // columns of a tile
+
+// Tiles: 0, 1 sums and 4 rows of x, sixteen rows each; 2, 3 and 5 the same for the last, shorter
+// tile of rows; 6, 7 weights. Plain weights use 0 .. 3 as they need.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t bytes_per_row[16] = {};
+  uint8_t rows[16] = {};
+};
+
+void LoadConfig(int64_t tail_rows) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.bytes_per_row[i] = 64;
+    const bool tail = i == 2 || i == 3 || i == 5;
+    config.rows[i] = static_cast<uint8_t>(tail && tail_rows > 0 ? tail_rows : kTileRows);
+  }
+  _tile_loadconfig(&config);
+}
+
+// The compiler does not see what a tile load reads.
+inline void MemoryBarrier() { asm volatile("" ::: "memory"); }
+
+// Sixteen columns of a run of blocks.
+struct Strip {
+  static constexpr int64_t kMost = 2 * kDotRun;  // Q6_K has two tiles a block
+  alignas(64) uint16_t tile[kMost][kTileRows][32];
+  alignas(64) float scale[kMost][kStrip];
+};
+
+inline void StorePair(__m512i pair, uint16_t* row) { _mm512_store_si512(row, pair); }
+
+// i: code + 16 * anything.
+template <int kCentre>
+__m512i Table16() {
+  alignas(64) uint16_t t[32];
+  for (int i = 0; i < 32; ++i) t[i] = FloatToBF16(static_cast<float>(i % 16 - kCentre));
+  return _mm512_load_si512(t);
+}
+template <int kFirst, int kCentre>
+__m512i Table32() {
+  alignas(64) uint16_t t[32];
+  for (int i = 0; i < 32; ++i) t[i] = FloatToBF16(static_cast<float>(kFirst + i - kCentre));
+  return _mm512_load_si512(t);
+}
+
+template <int kBits>
+__m512i ShiftRight(__m512i x) {
+  if constexpr (kBits == 0) return x;
+  if constexpr (kBits > 0) return _mm512_srli_epi16(x, kBits);
+  if constexpr (kBits < 0) return _mm512_slli_epi16(x, -kBits);
+}
+inline __m512i SelectBits(int16_t mask, __m512i where_set, __m512i elsewhere) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi16(mask), where_set, elsewhere, 0xca);
+}
+
+struct Tables {
+  __m512i low, high;  // high: Q6_K
+};
+template <DType kType>
+Tables TablesOf() {
+  constexpr BlockFormat kFormat = FormatOf(kType);
+  constexpr int kCentre = CentreOf(kType);
+  Tables t{};
+  if constexpr (kFormat.bits == 4) t.low = Table16<kCentre>();
+  if constexpr (kFormat.bits == 5) t.low = Table32<0, kCentre>();
+  if constexpr (kFormat.bits == 6) {
+    t.low = Table32<0, kCentre>();
+    t.high = Table32<32, kCentre>();
+  }
+  return t;
+}
+
+// Pair p (0..3) of group g: values 8 g + 2 p, 8 g + 2 p + 1. low: the group's nibbles.
+template <DType kType, int g, int p>
+__m512i Lookup(const Tables& t, __m512i low, __m512i high) {
+  constexpr BlockFormat kFormat = FormatOf(kType);
+  const __m512i nibble = ShiftRight<4 * p>(low);
+  if constexpr (kFormat.bits == 4) return _mm512_permutexvar_epi16(nibble, t.low);
+  if constexpr (kFormat.bits == 5) {
+    const __m512i bit = ShiftRight<4 * g + p - 4>(high);
+    return _mm512_permutexvar_epi16(SelectBits(0x10, bit, nibble), t.low);
+  }
+  if constexpr (kFormat.bits == 6) {
+    const __m512i bits = ShiftRight<2 * (4 * (g % 2) + p) - 4>(high);
+    return _mm512_permutex2var_epi16(t.low, SelectBits(0x30, bits, nibble), t.high);
+  }
+}
+
+// Bytes 2 p and 2 p + 1 of each word as bfloat16: small integers have zeros in their lower half.
+template <int p>
+__m512i BytesToBF16(__m512i word) {
+  const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 16 * p), 24);
+  const __m512i odd = _mm512_srai_epi32(p == 0 ? _mm512_slli_epi32(word, 16) : word, 24);
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
+  return _mm512_or_si512(low, _mm512_castps_si512(_mm512_cvtepi32_ps(odd)));
+}
+
+template <DType kType, int g>
+void ExpandGroup(const Tables& t, const std::byte* codes, int32_t col, __m512i high,
+                 uint16_t (*rows)[32]) {
+  if constexpr (FormatOf(kType).bits == 8) {
+    for (int q = 0; q < 2; ++q) {
+      const __m512i word = V::LoadU32(codes + 4 * (kPanel * (2 * g + q) + col));
+      StorePair(BytesToBF16<0>(word), rows[2 * q]);
+      StorePair(BytesToBF16<1>(word), rows[2 * q + 1]);
+    }
+  } else {
+    const __m512i low = V::LoadU32(codes + 4 * (kPanel * g + col));
+    StorePair(Lookup<kType, g, 0>(t, low, high), rows[0]);
+    StorePair(Lookup<kType, g, 1>(t, low, high), rows[1]);
+    StorePair(Lookup<kType, g, 2>(t, low, high), rows[2]);
+    StorePair(Lookup<kType, g, 3>(t, low, high), rows[3]);
+  }
+}
+
+// Columns col .. col + 15 of blocks b0 .. b0 + num_blocks - 1.
+template <DType kType>
+void Expand(const std::byte* panel, int64_t b0, int64_t num_blocks, int32_t col, const Tables& t,
+            Strip& strip) {
+  constexpr BlockFormat kFormat = FormatOf(kType);
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    PrefetchAhead<kType, kPanel / kStrip>(panel, b0 + b, col / kStrip);
+    Decoder<kType> d;
+    d.Begin(panel, b0 + b, col);
+    const std::byte* codes = d.sub_ + kFormat.codes_offset();
+    uint16_t(*rows)[32] = strip.tile[b * PartsOf(kType)];
+    __m512i high{};
+    if constexpr (kFormat.bits == 5) high = d.high_;
+    if constexpr (kType == DType::kQ6_K) {
+      const __m512i zero = _mm512_setzero_si512();
+      d.Half(0);
+      V::Store(strip.scale[2 * b], d.scale_);
+      ExpandGroup<kType, 0>(t, codes, col, d.high_, rows);
+      ExpandGroup<kType, 1>(t, codes, col, d.high_, rows + 4);
+      for (int r = 8; r < 16; ++r) StorePair(zero, rows[r]);
+      rows = strip.tile[2 * b + 1];
+      for (int r = 0; r < 8; ++r) StorePair(zero, rows[r]);
+      d.Half(1);
+      V::Store(strip.scale[2 * b + 1], d.scale_);
+      ExpandGroup<kType, 2>(t, codes, col, d.high_, rows + 8);
+      ExpandGroup<kType, 3>(t, codes, col, d.high_, rows + 12);
+    } else {
+      V::Store(strip.scale[b], d.scale_);
+      ExpandGroup<kType, 0>(t, codes, col, high, rows);
+      ExpandGroup<kType, 1>(t, codes, col, high, rows + 4);
+      ExpandGroup<kType, 2>(t, codes, col, high, rows + 8);
+      ExpandGroup<kType, 3>(t, codes, col, high, rows + 12);
+    }
+  }
+  MemoryBarrier();
+}
+
+// One tile product; x and w are tiles, sums go to `out`. Tile numbers are part of an instruction.
+#define QUIRE_TILE_DOT(c, a, b, x, w, out) \
+  _tile_zero(c);                           \
+  _tile_loadd(a, x, 64);                   \
+  _tile_loadd(b, w, 64);                   \
+  _tile_dpbf16ps(c, a, b);                 \
+  _tile_stored(c, out, 64)
+
+template <int kRows>
+void AddScaled(const float* sums, const float* scale, __m512* y) {
+  const __m512 s = _mm512_load_ps(scale);
+  QUIRE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    y[r] = _mm512_fmadd_ps(_mm512_load_ps(sums + r * kStrip), s, y[r]);
+  }
+}
+
+// c[kRows][16] continues over num_tiles tiles of a strip. x: the rows' first block of them.
+template <int kRows, int kParts>
+void MultiplyStrip(const Strip& strip, int64_t num_tiles, const uint16_t* x, float* c) {
+  alignas(64) float sums[2][kTileRows * kStrip];
+  __m512 y[kRows];
+  QUIRE_UNROLL
+  for (int r = 0; r < kRows; ++r) y[r] = _mm512_load_ps(c + r * kPanel);
+  // A block's sums are added while the next block is in the tile unit.
+  for (int64_t i = 0; i <= num_tiles; ++i) {
+    if (i < num_tiles) {
+      const uint16_t* rows = x + i / kParts * kRows * kDotBlock;
+      const uint16_t(*w)[32] = strip.tile[i];
+      if constexpr (kRows == kTileRows) {
+        if (i % 2 == 0) {
+          QUIRE_TILE_DOT(0, 4, 6, rows, w, sums[0]);
+        } else {
+          QUIRE_TILE_DOT(1, 4, 7, rows, w, sums[1]);
+        }
+      } else {
+        if (i % 2 == 0) {
+          QUIRE_TILE_DOT(2, 5, 6, rows, w, sums[0]);
+        } else {
+          QUIRE_TILE_DOT(3, 5, 7, rows, w, sums[1]);
+        }
+      }
+    }
+    if (i > 0) AddScaled<kRows>(sums[(i - 1) % 2], strip.scale[i - 1], y);
+  }
+  QUIRE_UNROLL
+  for (int r = 0; r < kRows; ++r) _mm512_store_ps(c + r * kPanel, y[r]);
+}
+
+template <int kParts>
+void MultiplyTail(int64_t rows, const Strip& strip, int64_t num_tiles, const uint16_t* x,
+                  float* c) {
+  switch (rows) {
+#define QUIRE_ROWS(n) \
+  case n:             \
+    return MultiplyStrip<n, kParts>(strip, num_tiles, x, c)
+    QUIRE_ROWS(1);
+    QUIRE_ROWS(2);
+    QUIRE_ROWS(3);
+    QUIRE_ROWS(4);
+    QUIRE_ROWS(5);
+    QUIRE_ROWS(6);
+    QUIRE_ROWS(7);
+    QUIRE_ROWS(8);
+    QUIRE_ROWS(9);
+    QUIRE_ROWS(10);
+    QUIRE_ROWS(11);
+    QUIRE_ROWS(12);
+    QUIRE_ROWS(13);
+    QUIRE_ROWS(14);
+    QUIRE_ROWS(15);
+#undef QUIRE_ROWS
+    default:
+      return MultiplyStrip<16, kParts>(strip, num_tiles, x, c);
+  }
+}
+
+template <DType kType>
+void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+            float* c) {
+  constexpr int kParts = PartsOf(kType);
+  alignas(64) float means[kDotRun * kPanel];
+  Strip strip;
+  const Tables tables = TablesOf<kType>();
+  const int64_t first_row = first_tile * kTileRows;
+  const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
+  LoadConfig(rows % kTileRows);
+  for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
+    const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
+    if constexpr (HasMean(kType)) {
+      FillMeans<kType>(panel, b0, num_blocks, means);
+      for (int64_t r = 0; r < rows; r += V::kTileRows) {
+        TileAnyRows(rows - r, means, num_blocks, x.sums + (first_row + r) * x.blocks + b0, x.blocks,
+                    b0 == 0, c + r * kPanel);
+      }
+    } else if (b0 == 0) {
+      for (int64_t i = 0; i < rows * kPanel; i += 16) V::Store(c + i, V::Zero());
+    }
+    for (int32_t col = 0; col < kPanel; col += kStrip) {
+      Expand<kType>(panel, b0, num_blocks, col, tables, strip);
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        const int64_t n = x.RowsOfTile(first_tile + t);
+        MultiplyTail<kParts>(n, strip, num_blocks * kParts,
+                             x.Tile(first_tile + t) + b0 * n * kDotBlock,
+                             c + t * kTileRows * kPanel + col);
+      }
+    }
+  }
+}
+
+// Plain bfloat16 panels are tiles already, 256 bytes from row to row. Sums stay in the tile.
+void Plain(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+           float* c) {
+  constexpr int64_t kRowBytes = kPanel * 4;
+  constexpr int64_t kBlockBytes = 16 * kRowBytes;
+  const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
+  LoadConfig(rows % kTileRows);
+  MemoryBarrier();
+  for (int64_t t = 0; t < num_tiles; ++t) {
+    const int64_t n = x.RowsOfTile(first_tile + t);
+    const uint16_t* rows_of_tile = x.Tile(first_tile + t);
+    float* out = c + t * kTileRows * kPanel;
+    for (int32_t col = 0; col < kPanel; col += 2 * kStrip) {
+      const std::byte* w = panel + 4 * col;
+      if (n == kTileRows) {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
+          _tile_loadd(4, rows_of_tile + b * n * kDotBlock, 64);
+          _tile_loadd(6, w, kRowBytes);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_loadd(7, w + 4 * kStrip, kRowBytes);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_stored(0, out + col, kPanel * 4);
+        _tile_stored(1, out + col + kStrip, kPanel * 4);
+      } else {
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
+          _tile_loadd(5, rows_of_tile + b * n * kDotBlock, 64);
+          _tile_loadd(6, w, kRowBytes);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_loadd(7, w + 4 * kStrip, kRowBytes);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(2, out + col, kPanel * 4);
+        _tile_stored(3, out + col + kStrip, kPanel * 4);
+      }
+    }
+  }
+}
+
+void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                 int64_t num_tiles, float* c) {
+  switch (type) {
+    case DType::kBF16:
+      return Plain(panel, x, first_tile, num_tiles, c);
+    case DType::kQ4_0:
+      return Blocks<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ4_1:
+      return Blocks<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ5_0:
+      return Blocks<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ5_1:
+      return Blocks<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ8_0:
+      return Blocks<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ4_K:
+      return Blocks<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ5_K:
+      return Blocks<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
+    case DType::kQ6_K:
+      return Blocks<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
+    default:
+      break;
+  }
+}
+
+}  // namespace
+}  // namespace amx
+
+void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                 int64_t num_tiles, float* c) {
+  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c);
+  _tile_release();
+}
+
+}  // namespace quire::kernels
+QUIRE_END_ISA
+#endif
