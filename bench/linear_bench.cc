@@ -34,7 +34,7 @@ double Seconds(clockid_t clock) {
 double FmaPeak() {
 #if defined(__x86_64__)
   constexpr int64_t kRounds = 4'000'000;
-  const bool wide = ActiveIsa() == CpuIsa::kAvx512;
+  const bool wide = ActiveIsa() >= CpuIsa::kAvx512;
   if (ActiveIsa() == CpuIsa::kPortable) return 0;
   double best = 0;
   for (int repeat = 0; repeat < 5; ++repeat) {

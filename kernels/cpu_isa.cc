@@ -1,9 +1,14 @@
 // Which rows this CPU can run, from CPUID and the OS's saved register state (XCR0), which
-// __builtin_cpu_supports looks at as well.
+// __builtin_cpu_supports looks at as well. Tile registers are large, so Linux saves them only for
+// processes that asked: all threads of one that did may use them.
 #include "kernels/cpu_isa.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace quire::kernels {
@@ -29,6 +34,35 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+// REQUIRES: the OS uses XSAVE, as it does where there is AVX-512.
+uint64_t SavedRegisters() {
+  uint32_t lo = 0, hi = 0;
+  __asm__("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+  return uint64_t{hi} << 32 | lo;
+}
+
+bool AskForTiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, Linux 5.16
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool HasAmx() {
+  if (!HasAvx512()) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & (kBf16 | kTile | kInt8)) != (kBf16 | kTile | kInt8)) return false;
+  constexpr uint64_t kTileState = uint64_t{3} << 17;
+  if ((SavedRegisters() & kTileState) != kTileState) return false;
+  static const bool granted = AskForTiles();
+  return granted;
+}
+
 #endif
 
 struct IsaRow {
@@ -40,6 +74,7 @@ struct IsaRow {
 // Best first; the last row runs everywhere.
 constexpr IsaRow kRows[] = {
 #if defined(__x86_64__)
+    {CpuIsa::kAmx, "amx", HasAmx},
     {CpuIsa::kAvx512, "avx512", HasAvx512},
     {CpuIsa::kAvx2, "avx2", HasAvx2},
 #endif
@@ -80,6 +115,8 @@ std::string_view NameOf(CpuIsa isa) {
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAmx:
+      return "amx";
   }
   return "?";
 }

@@ -10,7 +10,9 @@
 
 namespace quire::kernels {
 
-enum class CpuIsa : uint8_t { kPortable, kAvx2, kAvx512 };
+// Ascending: each row has what those before it have. kAmx is AVX-512 with tile products of bf16 and
+// int8; kernels without such products run their AVX-512 loops.
+enum class CpuIsa : uint8_t { kPortable, kAvx2, kAvx512, kAmx };
 
 // "avx512: this CPU has it", one line per row, best first: for `quire kernels` and error messages.
 std::string DescribeCpu();

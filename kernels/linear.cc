@@ -14,6 +14,7 @@ namespace {
 PanelFn ActivePanelFn() {
   switch (ActiveIsa()) {
 #if defined(__x86_64__)
+    case CpuIsa::kAmx:
     case CpuIsa::kAvx512:
       return PanelAvx512;
     case CpuIsa::kAvx2:

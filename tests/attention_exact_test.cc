@@ -141,7 +141,7 @@ TEST_P(Exact, InstructionSets) {
       const AttentionRig rig(shape, seqs, {.page_size = page_size});
       ASSERT_TRUE(SelectIsa("portable").ok());
       const AttentionResult want = rig.Run(backend(), {{0, 9, 600}, {1, 40, 90}}, pool, x);
-      for (const char* isa : {"avx2", "avx512"}) {
+      for (const char* isa : {"avx2", "avx512", "amx"}) {
         if (!SelectIsa(isa).ok()) {
           std::printf("[ not run here ] %s\n", isa);
           continue;

@@ -28,7 +28,7 @@ const DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0,
 // The rows of this CPU. The others are printed, not skipped: a skip would be counted.
 std::vector<std::string> Isas() {
   std::vector<std::string> here;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : {"portable", "avx2", "avx512", "amx"}) {
     if (SelectIsa(name).ok()) {
       here.emplace_back(name);
     } else {

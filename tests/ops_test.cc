@@ -36,7 +36,7 @@ std::vector<float> SameEverywhere(const Make& make) {
   CHECK(SelectIsa("portable").ok());
   ThreadPool one(1);
   const std::vector<float> want = make(one);
-  for (const char* isa : {"portable", "avx2", "avx512"}) {
+  for (const char* isa : {"portable", "avx2", "avx512", "amx"}) {
     if (!SelectIsa(isa).ok()) {
       std::printf("[ not run here ] %s\n", isa);
       continue;

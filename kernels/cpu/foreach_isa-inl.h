@@ -47,10 +47,11 @@ QUIRE_END_ISA
 
 #undef QUIRE_BODY
 
-// The function of that name for the ISA in use: QUIRE_FOR_ISA(RmsNormRows).
+// The function of that name for the ISA in use: QUIRE_FOR_ISA(RmsNormRows). kAmx runs what is here
+// for AVX-512; tile products have files of their own.
 #if defined(__x86_64__)
 #define QUIRE_FOR_ISA(name)                                        \
-  (::quire::kernels::ActiveIsa() == CpuIsa::kAvx512 ? avx512::name \
+  (::quire::kernels::ActiveIsa() >= CpuIsa::kAvx512 ? avx512::name \
    : ::quire::kernels::ActiveIsa() == CpuIsa::kAvx2 ? avx2::name   \
                                                     : portable::name)
 #else
