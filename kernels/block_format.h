@@ -18,7 +18,8 @@
 //       low nibbles [4][64] uint32       4, 5, 6 bit: nibble j of the lower half of word g is value
 //                                        8 g + 2 j, of the upper half value 8 g + 2 j + 1
 //       high bits   [64] uint32          5 bit: bit i of the halves is values 2 i and 2 i + 1
-//                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of the halves of word h are values
+//                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of the halves of word h are
+//                   values
 //                                        16 h + 2 i and 16 h + 2 i + 1
 //       or codes    [8][64][4] int8      8 bit
 // Even values in lower, odd ones in upper halves: a pair is one lookup of 16-bit lanes.

@@ -2,8 +2,10 @@
 // row. Load time and embedding look-ups; the products are in linear.cc.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/block_format.h"
+#include "kernels/cpu_isa.h"
 #include "kernels/linear.h"
 #include "kernels/weight_memory.h"
 
@@ -135,6 +137,20 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
   }
 }
 
+std::vector<uint16_t> ToBF16(DType type, const std::byte* source, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  Dequantize(type, source, count, values.data());
+  std::vector<uint16_t> out(values.size());
+  std::transform(values.begin(), values.end(), out.begin(), FloatToBF16);
+  return out;
+}
+
+ComputeType Resolve(ComputeType want, DType type) {
+  if (want != ComputeType::kAuto) return want;
+  const bool exact = type != DType::kF32 && type != DType::kF16;
+  return exact && ActiveIsa() == CpuIsa::kAmx ? ComputeType::kBF16 : ComputeType::kF32;
+}
+
 bool IsWeightType(DType type) {
   return FormatOf(type).is_block() || type == DType::kF32 || type == DType::kF16 ||
          type == DType::kBF16;
@@ -144,7 +160,8 @@ bool IsWeightType(DType type) {
 
 void PackedWeight::Free::operator()(std::byte* p) const { FreeWeights(p); }
 
-absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool) {
+absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool,
+                                                ComputeType compute) {
   const DTypeInfo info = InfoOf(w.dtype);
   if (!IsWeightType(w.dtype)) {
     return Error(absl::StatusCode::kUnimplemented,
@@ -166,11 +183,13 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     return InvalidArgument("weight shape={} must have fewer than 2^46 values", w.ToString());
   }
   const int64_t panels = (n + kPanel - 1) / kPanel;
-  const size_t panel_bytes = PanelBytes(w.dtype, k);
   PackedWeight out;
   out.n_ = n;
   out.k_ = k;
-  out.dtype_ = w.dtype;
+  out.compute_ = Resolve(compute, w.dtype);
+  const bool rounds = out.compute_ == ComputeType::kBF16 && !FormatOf(w.dtype).is_block();
+  out.dtype_ = rounds ? DType::kBF16 : w.dtype;
+  const size_t panel_bytes = PanelBytes(out.dtype_, k);
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
   out.data_.reset(AllocateWeights(out.bytes_));
   if (out.data_ == nullptr) {
@@ -182,11 +201,17 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   pool.ParallelFor(panels, [&](int64_t panel, int32_t) {
     const int64_t first = panel * kPanel;
     std::byte* to = out.data_.get() + static_cast<size_t>(panel) * panel_bytes;
-    if (n - first < kPanel || (w.dtype == DType::kBF16 && k % 32 != 0)) {
+    if (n - first < kPanel || (out.dtype_ == DType::kBF16 && k % 32 != 0)) {
       std::memset(to, 0, panel_bytes);
     }
-    PackPanel(w.dtype, source + static_cast<size_t>(first) * row_bytes,
-              std::min<int64_t>(kPanel, n - first), k, to);
+    const std::byte* rows = source + static_cast<size_t>(first) * row_bytes;
+    const int64_t num_rows = std::min<int64_t>(kPanel, n - first);
+    if (out.dtype_ == w.dtype) {
+      PackPanel(w.dtype, rows, num_rows, k, to);
+    } else {
+      const std::vector<uint16_t> rounded = ToBF16(w.dtype, rows, num_rows * k);
+      PackPanel(DType::kBF16, reinterpret_cast<const std::byte*>(rounded.data()), num_rows, k, to);
+    }
   });
   return out;
 }

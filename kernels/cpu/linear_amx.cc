@@ -1,5 +1,5 @@
-// The AMX row of RunLinear in bfloat16 (linear_dot.h): codes are looked up as bfloat16 into tiles in
-// L1, multiplied sixteen rows at a time; sums of a block leave the tile, are scaled and added in
+// The AMX row of RunLinear in bfloat16 (linear_dot.h): codes are looked up as bfloat16 into tiles
+// in L1, multiplied sixteen rows at a time; sums of a block leave the tile, are scaled and added in
 // vector registers. One row costs what sixteen do: the look-up, or memory.
 #if defined(__x86_64__)
 #include "kernels/cpu/isa_target.h"

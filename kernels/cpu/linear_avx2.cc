@@ -85,7 +85,7 @@ void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, in
 }
 
 void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c) {
+                  int64_t num_tiles, float* c) {
   avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 

@@ -2,9 +2,10 @@
 //
 // What is computed (C1; linear.h says it for callers). x is rounded to bfloat16, a code of a block
 // type is its exact value less the block's centre, so that
-//     w = scale * (code - centre) + mean,   mean = scale * centre + min for types with a min, else 0
-// Over each block of 32 k: even and odd products in one chain of fma each, from 0, k ascending; then
-// their sum (Q6_K: of each 16 k, as scales are). That is what AMX's TDPBF16PS does in one tile
+//     w = scale * (code - centre) + mean,   mean = scale * centre + min for types with a min, else
+//     0
+// Over each block of 32 k: even and odd products in one chain of fma each, from 0, k ascending;
+// then their sum (Q6_K: of each 16 k, as scales are). That is what AMX's TDPBF16PS does in one tile
 // operation (Intel SDM; `linear_bf16_test` compares), so that every instruction set can give its
 // bits. Over blocks, ascending, in runs of kDotRun:
 //     y = fma(sum of x over the block, mean, y) for each block of the run, x before rounding

@@ -134,7 +134,7 @@ void PanelPortable(DType type, const std::byte* panel, int64_t k, const float* x
 }
 
 void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c) {
+                      int64_t num_tiles, float* c) {
   portable::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 

@@ -23,8 +23,8 @@ inline void PrepareBlock(const float* x, int64_t n, uint16_t* out, float* sum) {
 }
 
 // Row `row` of its tile of rows_of_tile rows.
-inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile,
-                       uint16_t* tile, float* sums) {
+inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, uint16_t* tile,
+                       float* sums) {
   for (int64_t b = 0; b * 32 < k; ++b) {
     PrepareBlock(x + b * 32, k - b * 32 < 32 ? k - b * 32 : 32,
                  tile + (b * rows_of_tile + row) * 32, sums + b);

@@ -1,5 +1,5 @@
-// kernels/cpu/linear_vec_avx512-inl.h -- the vector type of linear-inl.h: 16 columns a vector, 6 x 64
-// sums in registers. No include guard and no includes.
+// kernels/cpu/linear_vec_avx512-inl.h -- the vector type of linear-inl.h: 16 columns a vector, 6 x
+// 64 sums in registers. No include guard and no includes.
 
 struct V {
   using F = __m512;
