@@ -105,13 +105,13 @@ struct Problem {
     const int64_t blocks = (k + 31) / 32;
     const BlockFormat f = FormatOf(type);
     float y = 0.0f;
-    for (int64_t b0 = 0; b0 < blocks; b0 += 16) {
-      for (int64_t b = b0; f.has_min && b < std::min(blocks, b0 + 16); ++b) {
+    for (int64_t b0 = 0; b0 < blocks; b0 += 12) {
+      for (int64_t b = b0; f.has_min && b < std::min(blocks, b0 + 12); ++b) {
         float values[32];
         for (int i = 0; i < 32; ++i) values[i] = X(r, b * 32 + i);
         y = std::fma(Sum32(values), At(j, b).mean, y);
       }
-      for (int64_t b = b0; b < std::min(blocks, b0 + 16); ++b) {
+      for (int64_t b = b0; b < std::min(blocks, b0 + 12); ++b) {
         const Block w = At(j, b);
         const int parts = type == DType::kQ6_K ? 2 : 1;
         for (int part = 0; part < parts; ++part) {
@@ -165,9 +165,9 @@ class LinearBf16Test : public testing::TestWithParam<DType> {
   // The last is more than a run of blocks.
   static std::vector<int64_t> Depths(DType type) {
     const int64_t block = InfoOf(type).block_size;
-    if (block == 1) return {1, 7, 32, 45, 141, 545};
-    if (block == 32) return {32, 96, 544};
-    return {256, 768};
+    if (block == 1) return {1, 7, 32, 45, 141, 801};
+    if (block == 32) return {32, 96, 800};
+    return {256, 1024};
   }
 };
 

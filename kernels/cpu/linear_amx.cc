@@ -27,8 +27,7 @@ namespace {
 constexpr int64_t kTileBytes = 1024;
 constexpr int32_t kStrip = 16;  // columns of a tile
 
-// Tiles: 0, 1 sums and 4 rows of x, sixteen rows each; 2, 3 and 5 the same for the last, shorter
-// tile of rows; 6, 7 weights. Plain weights use 0 .. 3 as they need.
+// Tiles 0 .. 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -37,12 +36,12 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-void LoadConfig(int64_t tail_rows) {
+// rows: of x in a tile.
+void LoadConfig(int64_t rows) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.bytes_per_row[i] = 64;
-    const bool tail = i == 2 || i == 3 || i == 5;
-    config.rows[i] = static_cast<uint8_t>(tail && tail_rows > 0 ? tail_rows : kTileRows);
+    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kTileRows);
   }
   _tile_loadconfig(&config);
 }
@@ -143,15 +142,16 @@ void ExpandGroup(const Tables& t, const std::byte* codes, int32_t col, __m512i h
   }
 }
 
-// Columns col .. col + 15 of blocks b0 .. b0 + num_blocks - 1.
+// Columns col .. col + 15 of blocks b0 .. b0 + num_blocks - 1 into the strip's blocks from `to` on.
 template <DType kType>
 void Expand(const std::byte* panel, int64_t b0, int64_t num_blocks, int32_t col, const Tables& t,
-            Strip& strip) {
+            int64_t to, Strip& strip) {
   constexpr BlockFormat kFormat = FormatOf(kType);
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    PrefetchAhead<kType, kPanel / kStrip>(panel, b0 + b, col / kStrip);
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const int64_t b = to + i;
+    PrefetchAhead<kType, kPanel / kStrip>(panel, b0 + i, col / kStrip);
     Decoder<kType> d;
-    d.Begin(panel, b0 + b, col);
+    d.Begin(panel, b0 + i, col);
     const std::byte* codes = d.sub_ + kFormat.codes_offset();
     uint16_t(*rows)[32] = strip.tile[b * PartsOf(kType)];
     __m512i high{};
@@ -197,33 +197,40 @@ void AddScaled(const float* sums, const float* scale, __m512* y) {
   }
 }
 
+// Sums of up to four tiles of a strip, tile j's to out[j]. x: the tile of rows at the first block.
+// A tile product takes 52 cycles from its operands to its sums, and a store as many again until it
+// can be read: whoever calls this has other work before it looks at `out`.
+template <int kParts>
+void MultiplyFour(const uint16_t (*w)[kTileRows][32], int64_t num_tiles, const uint16_t* x,
+                  int64_t size, float (*out)[kTileRows * kStrip]) {
+  QUIRE_TILE_DOT(0, 4, 6, x, w[0], out[0]);
+  if (num_tiles == 1) return;
+  QUIRE_TILE_DOT(1, 5, 7, x + 1 / kParts * size, w[1], out[1]);
+  if (num_tiles == 2) return;
+  QUIRE_TILE_DOT(2, 4, 6, x + 2 / kParts * size, w[2], out[2]);
+  if (num_tiles == 3) return;
+  QUIRE_TILE_DOT(3, 5, 7, x + 3 / kParts * size, w[3], out[3]);
+}
+
+inline int64_t UpToFour(int64_t n) { return n < 4 ? n : 4; }
+
 // c[kRows][16] continues over num_tiles tiles of a strip. x: the rows' first block of them.
 template <int kRows, int kParts>
 void MultiplyStrip(const Strip& strip, int64_t num_tiles, const uint16_t* x, float* c) {
-  alignas(64) float sums[2][kTileRows * kStrip];
+  constexpr int64_t kSize = kRows * kDotBlock;
+  alignas(64) float sums[2][4][kTileRows * kStrip];
   __m512 y[kRows];
   QUIRE_UNROLL
   for (int r = 0; r < kRows; ++r) y[r] = _mm512_load_ps(c + r * kPanel);
-  // A block's sums are added while the next block is in the tile unit.
-  for (int64_t i = 0; i <= num_tiles; ++i) {
+  for (int64_t i = 0; i < num_tiles + 4; i += 4) {
     if (i < num_tiles) {
-      const uint16_t* rows = x + i / kParts * kRows * kDotBlock;
-      const uint16_t(*w)[32] = strip.tile[i];
-      if constexpr (kRows == kTileRows) {
-        if (i % 2 == 0) {
-          QUIRE_TILE_DOT(0, 4, 6, rows, w, sums[0]);
-        } else {
-          QUIRE_TILE_DOT(1, 4, 7, rows, w, sums[1]);
-        }
-      } else {
-        if (i % 2 == 0) {
-          QUIRE_TILE_DOT(2, 5, 6, rows, w, sums[0]);
-        } else {
-          QUIRE_TILE_DOT(3, 5, 7, rows, w, sums[1]);
-        }
-      }
+      MultiplyFour<kParts>(strip.tile + i, UpToFour(num_tiles - i), x + i / kParts * kSize, kSize,
+                           sums[i / 4 % 2]);
     }
-    if (i > 0) AddScaled<kRows>(sums[(i - 1) % 2], strip.scale[i - 1], y);
+    if (i == 0) continue;
+    const float(*const done)[kTileRows * kStrip] = sums[(i / 4 + 1) % 2];
+    const int64_t n = UpToFour(num_tiles - i + 4);
+    for (int64_t j = 0; j < n; ++j) AddScaled<kRows>(done[j], strip.scale[i - 4 + j], y);
   }
   QUIRE_UNROLL
   for (int r = 0; r < kRows; ++r) _mm512_store_ps(c + r * kPanel, y[r]);
@@ -257,6 +264,48 @@ void MultiplyTail(int64_t rows, const Strip& strip, int64_t num_tiles, const uin
   }
 }
 
+// c[rows][16] += the sums of up to four tiles, scaled, in their order.
+void AddFour(const float (*sums)[kTileRows * kStrip], const float (*scale)[kStrip], int64_t num,
+             int64_t rows, float* c) {
+  for (int64_t r = 0; r < rows; ++r) {
+    __m512 y = _mm512_load_ps(c + r * kPanel);
+    for (int64_t j = 0; j < num; ++j) {
+      y = _mm512_fmadd_ps(_mm512_load_ps(sums[j] + r * kStrip), _mm512_load_ps(scale[j]), y);
+    }
+    _mm512_store_ps(c + r * kPanel, y);
+  }
+}
+
+// A strip for one tile of rows, as a pipeline of four tiles: codes are looked up, those of the turn
+// before are multiplied, the sums before those are added. Tile loads don't see stores that are
+// still under way, so each stage's stores have a turn to arrive. x: the tile's block b0.
+template <DType kType>
+void LookUpAndMultiply(const std::byte* panel, int64_t b0, int64_t num_blocks, int32_t col,
+                       const Tables& tables, const uint16_t* x, int64_t rows, Strip& strip,
+                       float* c) {
+  constexpr int64_t kParts = PartsOf(kType);
+  constexpr int64_t kBlocks = 4 / kParts;  // in four tiles
+  const int64_t size = rows * kDotBlock;
+  const int64_t num_tiles = num_blocks * kParts;
+  alignas(64) float sums[2][4][kTileRows * kStrip];
+  for (int64_t i = 0; i < num_tiles + 8; i += 4) {
+    if (i < num_tiles) {
+      const int64_t b = i / kParts;
+      const int64_t n = num_blocks - b < kBlocks ? num_blocks - b : kBlocks;
+      Expand<kType>(panel, b0 + b, n, col, tables, b, strip);
+    }
+    if (i >= 4 && i < num_tiles + 4) {
+      const int64_t j = i - 4;
+      MultiplyFour<kParts>(strip.tile + j, UpToFour(num_tiles - j), x + j / kParts * size, size,
+                           sums[j / 4 % 2]);
+    }
+    if (i >= 8) {
+      const int64_t j = i - 8;
+      AddFour(sums[j / 4 % 2], strip.scale + j, UpToFour(num_tiles - j), rows, c);
+    }
+  }
+}
+
 template <DType kType>
 void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
             float* c) {
@@ -266,7 +315,7 @@ void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_
   const Tables tables = TablesOf<kType>();
   const int64_t first_row = first_tile * kTileRows;
   const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
-  LoadConfig(rows % kTileRows);
+  int64_t config = 0;  // rows that it is for
   for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
     const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
     if constexpr (HasMean(kType)) {
@@ -279,9 +328,18 @@ void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_
       for (int64_t i = 0; i < rows * kPanel; i += 16) V::Store(c + i, V::Zero());
     }
     for (int32_t col = 0; col < kPanel; col += kStrip) {
-      Expand<kType>(panel, b0, num_blocks, col, tables, strip);
+      if (num_tiles == 1) {
+        if (config != rows) LoadConfig(rows);
+        config = rows;
+        LookUpAndMultiply<kType>(panel, b0, num_blocks, col, tables,
+                                 x.Tile(first_tile) + b0 * rows * kDotBlock, rows, strip, c + col);
+        continue;
+      }
+      Expand<kType>(panel, b0, num_blocks, col, tables, 0, strip);
       for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t n = x.RowsOfTile(first_tile + t);
+        if (n != config) LoadConfig(n);
+        config = n;
         MultiplyTail<kParts>(n, strip, num_blocks * kParts,
                              x.Tile(first_tile + t) + b0 * n * kDotBlock,
                              c + t * kTileRows * kPanel + col);
@@ -295,41 +353,59 @@ void Plain(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t
            float* c) {
   constexpr int64_t kRowBytes = kPanel * 4;
   constexpr int64_t kBlockBytes = 16 * kRowBytes;
-  const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
-  LoadConfig(rows % kTileRows);
   MemoryBarrier();
-  for (int64_t t = 0; t < num_tiles; ++t) {
+  int64_t t = 0;
+  for (; t < num_tiles; ++t) {
     const int64_t n = x.RowsOfTile(first_tile + t);
-    const uint16_t* rows_of_tile = x.Tile(first_tile + t);
+    if (t == 0 || n < kTileRows) LoadConfig(n);
+    const uint16_t* tile = x.Tile(first_tile + t);
     float* out = c + t * kTileRows * kPanel;
-    for (int32_t col = 0; col < kPanel; col += 2 * kStrip) {
-      const std::byte* w = panel + 4 * col;
-      if (n == kTileRows) {
+    if (t + 1 < num_tiles && x.RowsOfTile(first_tile + t + 1) == kTileRows) {
+      const uint16_t* below = x.Tile(first_tile + t + 1);
+      for (int32_t col = 0; col < kPanel; col += 2 * kStrip) {
+        const std::byte* w = panel + 4 * col;
         _tile_zero(0);
         _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
         for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
-          _tile_loadd(4, rows_of_tile + b * n * kDotBlock, 64);
+          _tile_loadd(4, tile + b * kTileRows * kDotBlock, 64);
           _tile_loadd(6, w, kRowBytes);
           _tile_dpbf16ps(0, 4, 6);
           _tile_loadd(7, w + 4 * kStrip, kRowBytes);
           _tile_dpbf16ps(1, 4, 7);
+          _tile_loadd(5, below + b * kTileRows * kDotBlock, 64);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
         }
         _tile_stored(0, out + col, kPanel * 4);
         _tile_stored(1, out + col + kStrip, kPanel * 4);
-      } else {
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
-          _tile_loadd(5, rows_of_tile + b * n * kDotBlock, 64);
-          _tile_loadd(6, w, kRowBytes);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_loadd(7, w + 4 * kStrip, kRowBytes);
-          _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(2, out + col, kPanel * 4);
-        _tile_stored(3, out + col + kStrip, kPanel * 4);
+        _tile_stored(2, out + kTileRows * kPanel + col, kPanel * 4);
+        _tile_stored(3, out + kTileRows * kPanel + col + kStrip, kPanel * 4);
       }
+      ++t;
+      continue;
     }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    const std::byte* w = panel;
+    for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
+      _tile_loadd(4, tile + b * n * kDotBlock, 64);
+      _tile_loadd(6, w, kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, w + 4 * kStrip, kRowBytes);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, w + 8 * kStrip, kRowBytes);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(7, w + 12 * kStrip, kRowBytes);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, out, kPanel * 4);
+    _tile_stored(1, out + kStrip, kPanel * 4);
+    _tile_stored(2, out + 2 * kStrip, kPanel * 4);
+    _tile_stored(3, out + 3 * kStrip, kPanel * 4);
   }
 }
 

@@ -21,7 +21,7 @@
 namespace quire::kernels {
 
 inline constexpr int64_t kDotBlock = 32;  // k
-inline constexpr int64_t kDotRun = 16;    // blocks
+inline constexpr int64_t kDotRun = 12;    // blocks
 inline constexpr int64_t kTileRows = 16;  // rows of x side by side
 
 // Rows of x as bfloat16 products see them, in tiles of kTileRows rows; the last may have fewer.

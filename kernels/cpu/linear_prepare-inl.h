@@ -3,14 +3,6 @@
 
 namespace quire::kernels::QUIRE_ISA {
 
-// Nearest even; a NaN stays one, and what is subnormal is zero, as tile instructions take it.
-inline uint16_t RoundBF16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return static_cast<uint16_t>((rounded & 0x7f80u) == 0 ? rounded & 0x8000u : rounded);
-}
-
 // The 32 values of one block: x[0 .. n - 1], then zeros.
 inline void PrepareBlock(const float* x, int64_t n, uint16_t* out, float* sum) {
   float block[32] = {};
@@ -18,8 +10,10 @@ inline void PrepareBlock(const float* x, int64_t n, uint16_t* out, float* sum) {
     for (int64_t i = 0; i < n; ++i) block[i] = x[i];
     x = block;
   }
-  for (int64_t i = 0; i < 32; ++i) out[i] = RoundBF16(x[i]);
-  *sum = ReduceAdd(Add(Load(x), Load(x + 16)));
+  const Vec lo = Load(x), hi = Load(x + 16);
+  StoreBF16(lo, out);
+  StoreBF16(hi, out + 16);
+  *sum = ReduceAdd(Add(lo, hi));
 }
 
 // Row `row` of its tile of rows_of_tile rows.
