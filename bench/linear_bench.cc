@@ -162,7 +162,7 @@ int Main(int argc, char** argv) {
                            DType::kQ5_1, DType::kQ8_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K}) {
     shapes.push_back({type, 1536, 1536});
   }
-  for (int threads = 1; threads <= max_threads; ++threads) {
+  for (int threads = argc > 5 ? max_threads : 1; threads <= max_threads; ++threads) {
     ThreadPool pool(threads);
     for (const Shape& s : shapes) {
       for (const int64_t m : {1, 4, 8, 16, 64, 512}) {

@@ -24,6 +24,7 @@ struct Decoder::Activations {
   std::span<float> rows;                   // [R, hidden]
   std::span<float> logits;                 // [R, vocab]
   std::span<std::byte> workspace;          // attention's partial results
+  std::span<std::byte> scratch;            // linear layers' rounded inputs
 };
 
 namespace {
@@ -63,14 +64,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          ThreadPool& pool) {
   std::unique_ptr<Decoder> decoder(new Decoder(config, pool));
   RETURN_IF_ERROR(decoder->PlanCache(options));
-  RETURN_IF_ERROR(decoder->Load(weights));
+  RETURN_IF_ERROR(decoder->Load(weights, options.compute));
   return decoder;
 }
 
 absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& weight,
-                                                            const std::optional<TensorView>& bias) {
+                                                            const std::optional<TensorView>& bias,
+                                                            kernels::ComputeType compute) {
   Projection p;
-  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_));
+  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_, compute));
   weight_bytes_ += p.weight.bytes();
   if (bias) {
     ASSIGN_OR_RETURN(p.bias, ToFloats(*bias));
@@ -78,7 +80,7 @@ absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& we
   return p;
 }
 
-absl::Status Decoder::Load(const ModelWeights& weights) {
+absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType compute) {
   for (const RopeConfig& rope : config_.ropes) {
     ropes_.push_back(IsLengthDependent(rope) ? RopeFrequencies{}
                                              : ComputeRope(rope, config_.max_position, 0));
@@ -88,11 +90,11 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
     ASSIGN_OR_RETURN(out.weight, ToFloats(*view));
     return absl::OkStatus();
   };
-  const auto projection = [this](const std::optional<TensorView>& view,
-                                 const std::optional<TensorView>& bias,
-                                 Projection& out) -> absl::Status {
+  const auto projection = [this, compute](const std::optional<TensorView>& view,
+                                          const std::optional<TensorView>& bias,
+                                          Projection& out) -> absl::Status {
     if (!view) return absl::OkStatus();
-    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias));
+    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias, compute));
     return absl::OkStatus();
   };
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -114,12 +116,38 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
   }
   RETURN_IF_ERROR(norm(weights.final_norm, final_norm_));
   const bool tied = !weights.lm_head.has_value();
-  ASSIGN_OR_RETURN(head_, LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt));
+  ASSIGN_OR_RETURN(head_,
+                   LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt, compute));
   if (!tied) {
     ASSIGN_OR_RETURN(embedding_, kernels::PackedWeight::Pack(weights.embed, pool_));
     weight_bytes_ += embedding_.bytes();
   }
   return absl::OkStatus();
+}
+
+kernels::ComputeType Decoder::compute() const {
+  const auto is_bf16 = [](const Projection& p) {
+    return p.weight.n() > 0 && p.weight.compute() == kernels::ComputeType::kBF16;
+  };
+  bool any = is_bf16(head_);
+  for (const Layer& l : layers_) {
+    for (const Projection* p : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
+      any = any || is_bf16(*p);
+    }
+  }
+  return any ? kernels::ComputeType::kBF16 : kernels::ComputeType::kF32;
+}
+
+size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
+  if (compute() == kernels::ComputeType::kF32) return 0;
+  int64_t depth = 0;
+  for (const Layer& l : layers_) {
+    for (const Projection* p : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
+      depth = std::max(depth, p->weight.k());
+    }
+  }
+  return std::max(kernels::LinearScratchBytes(tokens, depth),
+                  kernels::LinearScratchBytes(rows, head_.weight.k()));
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {
@@ -179,6 +207,8 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   arena.Purpose("mlp");
   a.gate = arena.Take<float>(tokens * mlp_dim);
   a.up = arena.Take<float>(tokens * mlp_dim);
+  arena.Purpose("linear");
+  a.scratch = arena.Take<std::byte>(ScratchBytes(a.num_tokens, a.num_rows));
   arena.Purpose("rope");
   for (const RopeConfig& rope : config_.ropes) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
@@ -278,7 +308,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
        .ldy = kv_dim,
        .bias = OrNull(w.v.bias)},
   };
-  kernels::RunLinear(qkv, tokens, pool_);
+  kernels::RunLinear(qkv, tokens, pool_, a.scratch);
   if (!w.q_norm.weight.empty()) {
     Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
   }
@@ -331,7 +361,7 @@ void Decoder::AddToStream(const Projection& w, const Norm& post, const float* in
                             .ldy = hidden,
                             .bias = OrNull(w.bias),
                             .residual = normed ? nullptr : a.x.data()}};
-  kernels::RunLinear(job, a.num_tokens, pool_);
+  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
   if (!normed) return;
   Normalize(post, y, a.num_tokens, y);
   kernels::AddRows(y, a.num_tokens, hidden, a.x.data(), pool_);
@@ -358,7 +388,7 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
        .ldy = c.mlp_dim,
        .bias = OrNull(w.up.bias)},
   };
-  kernels::RunLinear(gate_up, tokens, pool_);
+  kernels::RunLinear(gate_up, tokens, pool_, a.scratch);
   kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
                            a.gate.data(), pool_);
   AddToStream(w.down, w.mlp_post_norm, a.gate.data(), a);
@@ -379,7 +409,7 @@ void Decoder::Head(const ForwardBatch& batch, Activations& a) {
                              .ldx = hidden,
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
-  kernels::RunLinear(head, a.num_rows, pool_);
+  kernels::RunLinear(head, a.num_rows, pool_, a.scratch);
   if (config_.logit_softcap > 0.0f) {
     kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);
   }

@@ -75,6 +75,7 @@ absl::Status DraftModelProposer::Init(const DraftModelOptions& options, const Mo
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config_, *loaded.weights));
   ASSIGN_OR_RETURN(model_, Decoder::Create(config_, weights,
                                            {.attention = attention,
+                                            .compute = options.compute,
                                             .kv_dtype = options.kv_dtype,
                                             .block_size = options.block_size},
                                            threads));

@@ -38,6 +38,7 @@ class Runtime : public ModelRuntime {
   int32_t max_model_len() const override { return max_model_len_; }
   const std::string& attention_name() const override { return attention_name_; }
   int32_t num_threads() const override { return pool_->num_threads(); }
+  std::string compute() const override { return std::string(NameOf(model_->compute())); }
   std::string kv_cache_dtype() const override { return KvDtypeName(kv_dtype_); }
   std::string weight_format() const override { return weight_format_; }
   std::string RopeRegimeOf(int32_t prompt_tokens) const override {
@@ -96,6 +97,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
                    kernels::FindAttention(options.attention));
   attention_name_ = std::string(attention->name);
+  ASSIGN_OR_RETURN(const kernels::ComputeType compute, kernels::FindCompute(options.compute));
   ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
@@ -110,11 +112,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
-  ASSIGN_OR_RETURN(
-      model_, Decoder::Create(
-                  config, weights,
-                  {.attention = attention, .kv_dtype = kv_dtype_, .block_size = options.block_size},
-                  *pool_));
+  ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
+                                           {.attention = attention,
+                                            .compute = compute,
+                                            .kv_dtype = kv_dtype_,
+                                            .block_size = options.block_size},
+                                           *pool_));
   checkpoint_.weights->DropPages();
 
   RETURN_IF_ERROR(DryRun(options));
@@ -134,6 +137,7 @@ absl::Status Runtime::LoadDraftModel() {
   absl::StatusOr<std::unique_ptr<DraftModelProposer>> loaded =
       DraftModelProposer::Load({.model = options_.draft_model,
                                 .attention = attention_name_,
+                                .compute = model_->compute(),
                                 .kv_dtype = kv_dtype_,
                                 .block_size = options_.block_size,
                                 .num_blocks = options_.draft_num_blocks,
@@ -186,9 +190,9 @@ absl::Status Runtime::BuildCache() {
   ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages, most, num_host));
   blocks_ = std::make_unique<BlockManager>(layout, page_pools_, cache, host_pools_);
   if (options_.cache_directory.empty()) return absl::OkStatus();
-  page_fingerprint_ =
-      fmt::format("{} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
-                  attention_name_, KvDtypeName(kv_dtype_), layout.block_size);
+  page_fingerprint_ = fmt::format(
+      "{} {} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
+      attention_name_, compute(), KvDtypeName(kv_dtype_), layout.block_size);
   if (options_.cache_directory_bytes == 0) return absl::OkStatus();
   if (host_pools_.empty()) {
     return InvalidArgument(

@@ -141,6 +141,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
       loaded.runtime,
       ModelRuntime::Load({.model = options.model,
                           .attention = options.attention,
+                          .compute = options.compute,
                           .cpu_isa = options.cpu_isa,
                           .num_threads = options.num_threads,
                           .kv_cache_dtype = options.kv_cache_dtype,

@@ -72,6 +72,7 @@ struct ServerOptions {
   int64_t cache_directory_bytes = 0;
   // Compute.
   std::string attention = "flash";
+  std::string compute = "auto";
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
   // Network.
@@ -215,6 +216,10 @@ struct ServerOptions {
                      "of cache_directory, most that the file tier takes; 0: no file tier", 0, 1e15},
           o.cache_directory_bytes);
     visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
+    visit(OptionInfo{"compute", "type",
+                     "of products with weights; auto: the fastest that rounds no weight", 0, 0, "",
+                     "auto|float32|bf16"},
+          o.compute);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,

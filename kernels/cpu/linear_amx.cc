@@ -309,6 +309,8 @@ void LookUpAndMultiply(const std::byte* panel, int64_t b0, int64_t num_blocks, i
 template <DType kType>
 void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
             float* c) {
+  // Up to three rows the look-up into tiles costs more than it saves.
+  if (num_tiles == 1 && DotFewOf<kType>(panel, x, first_tile, 3, c)) return;
   constexpr int kParts = PartsOf(kType);
   alignas(64) float means[kDotRun * kPanel];
   Strip strip;

@@ -112,9 +112,142 @@ void DotBlockRows(const DotBlock& w, const uint16_t* x, float* c) {
   for (int r = 0; r < kRows; ++r) V::Store(c + r * kPanel, y[r]);
 }
 
+// Few rows: codes meet x in registers, so that a decode step reads the packed bytes and nothing
+// else. One step of a block: the values 8 g + j of kVecs vectors of columns. x: [kRows][32] of the
+// block.
+template <DType kType, int kRows, int kVecs>
+struct DotFew {
+  typename V::F even[kRows][kVecs], odd[kRows][kVecs], y[kRows][kVecs];
+  Decoder<kType> column[kVecs];
+
+  void Clear() {
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) even[r][v] = odd[r][v] = V::Zero();
+    }
+  }
+
+  template <int j>
+  void Step(const float* x) {
+    QUIRE_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      typename V::F w;
+      if constexpr (FormatOf(kType).is_block()) {
+        w = Code<kType, j>(column[v]);
+      } else {
+        w = column[v].template Value<j>();
+      }
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const typename V::F xr = V::Set1(x[r * kDotBlock + j]);
+        if constexpr (j % 2 == 0) {
+          even[r][v] = V::Fma(xr, w, even[r][v]);
+        } else {
+          odd[r][v] = V::Fma(xr, w, odd[r][v]);
+        }
+      }
+    }
+  }
+
+  void Add() {
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const typename V::F dot = V::Add(even[r][v], odd[r][v]);
+        if constexpr (FormatOf(kType).is_block()) {
+          y[r][v] = V::Fma(dot, column[v].scale_, y[r][v]);
+        } else {
+          y[r][v] = V::Add(y[r][v], dot);
+        }
+      }
+    }
+    Clear();
+  }
+
+  void Block(const std::byte* panel, int64_t block, int32_t col, const float* x) {
+    QUIRE_UNROLL
+    for (int v = 0; v < kVecs; ++v) column[v].Begin(panel, block, col + v * V::kLanes);
+    for (int32_t g = 0; g < 4; ++g, x += 8) {
+      if (g % 2 == 0) {
+        if (PartsOf(kType) == 2 && g == 2) Add();
+        QUIRE_UNROLL
+        for (int v = 0; v < kVecs; ++v) column[v].Half(g / 2);
+      }
+      if constexpr (FormatOf(kType).is_block()) {
+        if (col == 0) PrefetchAhead<kType, 4>(panel, block, g);
+      }
+      QUIRE_UNROLL
+      for (int v = 0; v < kVecs; ++v) column[v].Group(g);
+      Step<0>(x);
+      Step<1>(x);
+      Step<2>(x);
+      Step<3>(x);
+      Step<4>(x);
+      Step<5>(x);
+      Step<6>(x);
+      Step<7>(x);
+    }
+    Add();
+  }
+};
+
+template <DType kType, int kRows>
+void DotFewRows(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
+  constexpr int kVecs = V::kFewVecs;
+  alignas(64) float means[kDotRun * kPanel];
+  alignas(64) float values[kDotRun * kRows * kDotBlock];
+  const uint16_t* rows = x.Tile(tile);
+  for (int64_t i = 0; i < kRows * kPanel; ++i) c[i] = 0.0f;
+  for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
+    const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
+    if constexpr (HasMean(kType)) {
+      FillMeans<kType>(panel, b0, num_blocks, means);
+      TileRows<kRows>(means, num_blocks, x.sums + tile * kTileRows * x.blocks + b0, x.blocks, false,
+                      c);
+    }
+    const uint16_t* run = rows + b0 * kRows * kDotBlock;
+    for (int64_t i = 0; i < num_blocks * kRows * kDotBlock; ++i) values[i] = BF16ToFloat(run[i]);
+    for (int32_t col = 0; col < kPanel; col += kVecs * V::kLanes) {
+      DotFew<kType, kRows, kVecs> few;
+      few.Clear();
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          few.y[r][v] = V::Load(c + r * kPanel + col + v * V::kLanes);
+        }
+      }
+      for (int64_t b = 0; b < num_blocks; ++b) {
+        few.Block(panel, b0 + b, col, values + b * kRows * kDotBlock);
+      }
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          V::Store(c + r * kPanel + col + v * V::kLanes, few.y[r][v]);
+        }
+      }
+    }
+  }
+}
+
+// Rows of one tile that DotFewRows takes.
+template <DType kType>
+bool DotFewOf(const std::byte* panel, const DotRows& x, int64_t tile, int64_t most, float* c) {
+  const int64_t rows = x.RowsOfTile(tile);
+  if (rows > most) return false;
+  if (rows == 1) DotFewRows<kType, 1>(panel, x, tile, c);
+  if (rows == 2) DotFewRows<kType, 2>(panel, x, tile, c);
+  if (rows == 3) DotFewRows<kType, 3>(panel, x, tile, c);
+  return true;
+}
+
 template <DType kType>
 void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
               float* c) {
+  if (num_tiles == 1 && DotFewOf<kType>(panel, x, first_tile, 3, c)) return;
   alignas(64) float means[kDotRun * kPanel];
   const int64_t first_row = first_tile * kTileRows;
   int64_t rows = 0;
