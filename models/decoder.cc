@@ -9,6 +9,7 @@
 namespace quire {
 
 using kernels::LinearJob;
+using kernels::Op;
 
 // One step's buffers, taken once; a dry arena counts them. T = num_tokens, R = logit rows.
 struct Decoder::Activations {
@@ -182,6 +183,7 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
 
 absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageStorage& storage,
                                                Arena& arena) {
+  BeginOp(profile_, Op::kPlan);
   Activations a;
   a.num_tokens = batch.num_tokens;
   a.num_rows = static_cast<int64_t>(batch.logit_rows.size());
@@ -228,8 +230,10 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   a.workspace = arena.Take<std::byte>(workspace);
   if (arena.dry()) return ForwardOutput{a.logits};
 
+  BeginOp(profile_, Op::kEmbed, kernels::RowWork{a.num_tokens, config_.hidden_dim, 1, 1});
   Embed(batch, a.x.data());
   if (tap_) tap_(-1, a.x);
+  BeginOp(profile_, Op::kRopeAngles);
   FillRope(batch, a);
   for (size_t i = 0; i < layers_.size(); ++i) {
     RunLayer(i, batch, storage, a);
@@ -286,6 +290,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   const int64_t q_dim = int64_t{c.num_heads} * c.head_dim;
   const int64_t kv_dim = int64_t{c.num_kv_heads} * c.head_dim;
 
+  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
   Normalize(w.attn_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob qkv[] = {
@@ -308,8 +313,10 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
        .ldy = kv_dim,
        .bias = OrNull(w.v.bias)},
   };
+  BeginOp(profile_, Op::kQkv, qkv, tokens);
   kernels::RunLinear(qkv, tokens, pool_, a.scratch);
   if (!w.q_norm.weight.empty()) {
+    BeginOp(profile_, Op::kQkNorm, kernels::RowWork{tokens, q_dim + kv_dim});
     Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
   }
   if (!w.k_norm.weight.empty()) {
@@ -318,6 +325,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   if (c.rope >= 0) {
     const auto r = static_cast<size_t>(c.rope);
     const RopeConfig& rope = config_.ropes[r];
+    BeginOp(profile_, Op::kRope, kernels::RowWork{tokens, q_dim + kv_dim});
     kernels::ApplyRope(a.q.data(), tokens, c.num_heads, c.head_dim, rope.rotary_dim,
                        rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
     kernels::ApplyRope(a.k.data(), tokens, c.num_kv_heads, c.head_dim, rope.rotary_dim,
@@ -327,6 +335,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   const int32_t pool_index = layout_.groups[static_cast<size_t>(place.group)].pool;
   std::byte* base = storage.base(pool_index);
   const auto stride = static_cast<int64_t>(storage.page_bytes(pool_index));
+  BeginOp(profile_, Op::kWriteKv, kernels::RowWork{tokens, 2 * kv_dim, 2, 0});
   kernels::WriteKv(m, p.shape,
                    {.k = a.k.data(),
                     .v = a.v.data(),
@@ -334,6 +343,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .v_base = base + place.value_offset,
                     .page_stride = stride},
                    pool_);
+  BeginOp(profile_, Op::kAttention, m, p.shape);
   attention_->run(p.plan, m, p.shape,
                   {.q = a.q.data(),
                    .k_base = base + place.key_offset,
@@ -341,7 +351,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                    .page_stride = stride,
                    .out = a.attended.data()},
                   a.workspace.data(), pool_);
-  AddToStream(w.o, w.attn_post_norm, a.attended.data(), a);
+  AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
 }
 
 void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) {
@@ -350,7 +360,7 @@ void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* o
                    out, dim, pool_);
 }
 
-void Decoder::AddToStream(const Projection& w, const Norm& post, const float* in, Activations& a) {
+void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in, Activations& a) {
   const int64_t hidden = config_.hidden_dim;
   const bool normed = !post.weight.empty();
   float* const y = normed ? a.normed.data() : a.x.data();
@@ -361,8 +371,10 @@ void Decoder::AddToStream(const Projection& w, const Norm& post, const float* in
                             .ldy = hidden,
                             .bias = OrNull(w.bias),
                             .residual = normed ? nullptr : a.x.data()}};
+  BeginOp(profile_, op, job, a.num_tokens);
   kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
   if (!normed) return;
+  BeginOp(profile_, Op::kAddRows, kernels::RowWork{a.num_tokens, hidden, 5, 5});
   Normalize(post, y, a.num_tokens, y);
   kernels::AddRows(y, a.num_tokens, hidden, a.x.data(), pool_);
 }
@@ -372,6 +384,7 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
   const Layer& w = layers_[index];
   const int64_t tokens = a.num_tokens;
   const int64_t hidden = config_.hidden_dim;
+  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
   Normalize(w.mlp_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob gate_up[] = {
@@ -388,15 +401,18 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
        .ldy = c.mlp_dim,
        .bias = OrNull(w.up.bias)},
   };
+  BeginOp(profile_, Op::kGateUp, gate_up, tokens);
   kernels::RunLinear(gate_up, tokens, pool_, a.scratch);
+  BeginOp(profile_, Op::kActivation, kernels::RowWork{tokens, c.mlp_dim, 3, 20});
   kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
                            a.gate.data(), pool_);
-  AddToStream(w.down, w.mlp_post_norm, a.gate.data(), a);
+  AddToStream(Op::kDown, w.down, w.mlp_post_norm, a.gate.data(), a);
 }
 
 void Decoder::Head(const ForwardBatch& batch, Activations& a) {
   if (a.num_rows == 0) return;
   const int64_t hidden = config_.hidden_dim;
+  BeginOp(profile_, Op::kNorm, kernels::RowWork{a.num_rows, hidden});
   for (size_t r = 0; r < static_cast<size_t>(a.num_rows); ++r) {
     std::memcpy(a.rows.data() + r * static_cast<size_t>(hidden),
                 a.x.data() + int64_t{batch.logit_rows[r]} * hidden,
@@ -409,8 +425,10 @@ void Decoder::Head(const ForwardBatch& batch, Activations& a) {
                              .ldx = hidden,
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
+  BeginOp(profile_, Op::kHead, head, a.num_rows);
   kernels::RunLinear(head, a.num_rows, pool_, a.scratch);
   if (config_.logit_softcap > 0.0f) {
+    BeginOp(profile_, Op::kSoftCap, kernels::RowWork{a.num_rows, config_.vocab_size, 2, 20});
     kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);
   }
 }

@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
+#include "kernels/profile/op_profile.h"
 #include "models/config.h"
 #include "models/model.h"
 #include "models/model_weights.h"
@@ -48,6 +49,8 @@ class Decoder : public Model {
   // (num_layers), [num_tokens or num_rows, hidden_dim].
   using Tap = std::function<void(int32_t layer, std::span<const float> hidden)>;
   void set_tap(Tap tap) { tap_ = std::move(tap); }
+  // Null: no profile. It outlives the decoder.
+  void set_profile(kernels::OpProfile* profile) { profile_ = profile; }
 
  private:
   struct Norm {
@@ -89,7 +92,7 @@ class Decoder : public Model {
   void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
   // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
   // not a.normed.
-  void AddToStream(const Projection& w, const Norm& post, const float* in, Activations& a);
+  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in, Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;
@@ -103,6 +106,7 @@ class Decoder : public Model {
   kernels::PackedWeight embedding_;  // empty if tied
   size_t weight_bytes_ = 0;
   Tap tap_;
+  kernels::OpProfile* profile_ = nullptr;
 };
 
 }  // namespace quire

@@ -127,14 +127,19 @@ ModelExecutor::ModelExecutor(Model& model, const BlockManager& blocks, PageStora
 
 absl::StatusOr<StepOutput> ModelExecutor::Run(const ScheduledBatch& batch) {
   StepOutput output;
+  const kernels::StepScope step(profile_, batch.num_tokens,
+                                static_cast<int32_t>(batch.seqs.size()));
   const auto before = std::chrono::steady_clock::now();
   storage_.Copy(batch.copies, blocks_.fills());
   output.page_ops_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
   arena_.Reset();
+  BeginOp(profile_, kernels::Op::kBatch);
   ASSIGN_OR_RETURN(const ForwardOutput forward,
                    model_.Forward(builder_.Build(batch, blocks_), storage_, arena_));
   last_logits_ = forward.logits;
+  BeginOp(profile_, kernels::Op::kSampling,
+          kernels::RowWork{1, static_cast<int64_t>(last_logits_.size()), 1, 1});
   tasks_.clear();
   masks_.clear();
   size_t row = 0;

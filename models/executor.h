@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
+#include "kernels/profile/op_profile.h"
 #include "models/forward_batch.h"
 #include "models/model.h"
 #include "paged_cache/block_manager.h"
@@ -56,6 +57,8 @@ class ModelExecutor : public Executor {
   // Logits of the last Run's rows, [rows, vocab]: tests and `--raw` tools.
   std::span<const float> last_logits() const { return last_logits_; }
   size_t arena_peak() const { return arena_.peak(); }
+  // Null: no profile. It outlives the executor.
+  void set_profile(kernels::OpProfile* profile) { profile_ = profile; }
 
  private:
   // A row of logits, and what is made of it.
@@ -82,6 +85,7 @@ class ModelExecutor : public Executor {
   std::vector<SampleTask> tasks_;        // of a step; reused
   std::vector<int32_t> masks_;           // of a step's rows with a grammar; reused
   std::span<const float> last_logits_;
+  kernels::OpProfile* profile_ = nullptr;
 };
 
 }  // namespace quire

@@ -53,6 +53,10 @@ class Runtime : public ModelRuntime {
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }
   DraftModelProposer* draft_model() override { return draft_.get(); }
+  void set_profile(kernels::OpProfile* profile) override {
+    model_->set_profile(profile);
+    executor_->set_profile(profile);
+  }
 
  private:
   absl::Status BuildCache();

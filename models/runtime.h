@@ -24,6 +24,9 @@ namespace quire {
 
 class DraftModelProposer;  // models/draft_proposer.h
 class GgufFile;            // models/weights/gguf.h
+namespace kernels {
+class OpProfile;  // kernels/profile/op_profile.h
+}
 
 struct RuntimeOptions {
   std::string model;  // a .gguf file, or a directory with config.json and safetensors
@@ -77,6 +80,9 @@ class ModelRuntime {
   // Who guesses by the draft model; null without one. Engine thread, memory_bytes() and config()
   // any.
   virtual DraftModelProposer* draft_model() = 0;
+  // From the next step on its operations are counted there; null: no longer. Not the draft model's.
+  // Before the engine starts, or its thread between steps.
+  virtual void set_profile(kernels::OpProfile* profile) = 0;
 
   // All below: engine thread, between steps (Engine::PostAdminCall).
   // From now on the main pool has num_blocks usable blocks, the others what the model's ratio gives

@@ -135,32 +135,34 @@ std::vector<TokenId> EndTokens(const ModelConfig& config, const Tokenizer& token
 
 }  // namespace
 
+RuntimeOptions ToRuntimeOptions(const ServerOptions& options) {
+  return {.model = options.model,
+          .attention = options.attention,
+          .compute = options.compute,
+          .cpu_isa = options.cpu_isa,
+          .num_threads = options.num_threads,
+          .kv_cache_dtype = options.kv_cache_dtype,
+          .block_size = options.block_size,
+          .max_model_len = options.max_model_len,
+          .max_num_seqs = options.max_num_seqs,
+          .max_logit_rows = MaxLogitRows(options),
+          .max_num_batched_tokens = options.max_num_batched_tokens,
+          .host_cache_memory_bytes = options.host_cache_memory_bytes,
+          .cache_directory = options.cache_directory,
+          .cache_directory_bytes = options.cache_directory_bytes,
+          .max_pinned_share = options.max_pinned_share,
+          .prefix_hash_algorithm = options.prefix_hash_algorithm,
+          .max_num_blocks = options.max_num_blocks,
+          .draft_model = options.draft_model,
+          .draft_num_blocks = options.draft_num_blocks,
+          .memory = {.memory_utilization = options.memory_utilization,
+                     .kv_cache_memory_bytes = options.kv_cache_memory_bytes,
+                     .num_blocks = options.num_blocks}};
+}
+
 absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
   LoadedModel loaded;
-  ASSIGN_OR_RETURN(
-      loaded.runtime,
-      ModelRuntime::Load({.model = options.model,
-                          .attention = options.attention,
-                          .compute = options.compute,
-                          .cpu_isa = options.cpu_isa,
-                          .num_threads = options.num_threads,
-                          .kv_cache_dtype = options.kv_cache_dtype,
-                          .block_size = options.block_size,
-                          .max_model_len = options.max_model_len,
-                          .max_num_seqs = options.max_num_seqs,
-                          .max_logit_rows = MaxLogitRows(options),
-                          .max_num_batched_tokens = options.max_num_batched_tokens,
-                          .host_cache_memory_bytes = options.host_cache_memory_bytes,
-                          .cache_directory = options.cache_directory,
-                          .cache_directory_bytes = options.cache_directory_bytes,
-                          .max_pinned_share = options.max_pinned_share,
-                          .prefix_hash_algorithm = options.prefix_hash_algorithm,
-                          .max_num_blocks = options.max_num_blocks,
-                          .draft_model = options.draft_model,
-                          .draft_num_blocks = options.draft_num_blocks,
-                          .memory = {.memory_utilization = options.memory_utilization,
-                                     .kv_cache_memory_bytes = options.kv_cache_memory_bytes,
-                                     .num_blocks = options.num_blocks}}));
+  ASSIGN_OR_RETURN(loaded.runtime, ModelRuntime::Load(ToRuntimeOptions(options)));
   const ModelRuntime& runtime = *loaded.runtime;
   ServedModel& served = loaded.served;
   ASSIGN_OR_RETURN(served.tokenizer, LoadTokenizer(options.model, runtime.gguf()));

@@ -16,6 +16,8 @@ struct LoadedModel {
   ServedModel served;
 };
 
+RuntimeOptions ToRuntimeOptions(const ServerOptions& options);
+
 // ERRORS: those of ModelRuntime::Load and Tokenizer; kInvalidArgument if tokenizer and weights
 // don't belong together. A chat template that can't be used is no error: `served.no_chat` tells.
 absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options);

@@ -75,6 +75,8 @@ struct ServerOptions {
   std::string compute = "auto";
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
+  bool profile_ops = false;
+  std::string trace_file;
   // Network.
   std::string host = "127.0.0.1";
   int32_t port = 50051;
@@ -225,6 +227,12 @@ struct ServerOptions {
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,
                      1024},
           o.num_threads);
+    visit(OptionInfo{"profile_ops", "true or false",
+                     "times each operation of a step; prints a table at the end"},
+          o.profile_ops);
+    visit(OptionInfo{"trace_file", "path",
+                     "of the last steps' operations, written at the end, for chrome://tracing"},
+          o.trace_file);
     visit(
         OptionInfo{"host", "address", "to listen on; 0.0.0.0 for all (there is no authentication)"},
         o.host);

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "bench/workloads.h"
 #include "quire/v1/quire.grpc.pb.h"
+#include "server/cli/bench_ops.h"
 #include "server/cli/client.h"
 #include "server/cli/commands.h"
 
@@ -286,7 +287,8 @@ int RunSharing(const BenchOptions& o) {
 
 Subcommand MakeBench(CLI::App& parent) {
   auto o = std::make_shared<BenchOptions>();
-  CLI::App* const bench = parent.add_subcommand("bench", "measure a running server");
+  CLI::App* const bench =
+      parent.add_subcommand("bench", "measure a running server, or a model's operations");
   bench->require_subcommand(1);
   CLI::App* const app =
       bench->add_subcommand("serve", "send workloads over gRPC; print latencies and rates");
@@ -310,7 +312,14 @@ Subcommand MakeBench(CLI::App& parent) {
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   sharing->add_option("--seed", o->seed, "of the prompts")->capture_default_str();
-  return {bench, [o, sharing] { return sharing->parsed() ? RunSharing(*o) : RunBench(*o); }};
+  auto ops = std::make_shared<BenchOps>();
+  CLI::App* const ops_app = bench->add_subcommand(
+      "ops", "load a model in this process; print what each operation of its steps takes");
+  ops->AddOptions(*ops_app);
+  return {bench, [o, sharing, ops, ops_app] {
+            if (ops_app->parsed()) return ops->Run();
+            return sharing->parsed() ? RunSharing(*o) : RunBench(*o);
+          }};
 }
 
 }  // namespace quire

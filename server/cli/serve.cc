@@ -8,7 +8,6 @@
 #include <CLI/CLI.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <chrono>
-#include <list>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -16,10 +15,11 @@
 #include <vector>
 
 #include "base/json.h"
+#include "kernels/profile/op_table.h"
 #include "models/draft_proposer.h"
 #include "server/admin/process_info.h"
 #include "server/cli/commands.h"
-#include "server/config_sources.h"
+#include "server/cli/option_flags.h"
 #include "server/daemon.h"
 #include "server/load_model.h"
 #include "server/log.h"
@@ -28,62 +28,10 @@
 namespace quire {
 namespace {
 
-// The flags of one option, as CLI11 fills them.
-struct Flag {
-  std::string name;
-  std::string value;
-  CLI::Option* option = nullptr;
-  CLI::Option* negation = nullptr;  // --no-x of a bool
-};
-
 struct ServeOptions {
-  CLI::App* app = nullptr;
-  std::string config;
+  OptionFlags flags;
   bool check_config = false;
-  std::list<Flag> flags;  // addresses stay
 };
-
-void AddFlags(ServeOptions& serve) {
-  const ServerOptions defaults;
-  ServerOptions::VisitFields(defaults, [&](const OptionInfo& info, const auto&) {
-    Flag& flag = serve.flags.emplace_back();
-    flag.name = std::string(info.name);
-    std::string flags = FlagOf(info.name);
-    if (!info.alias.empty()) flags += "," + FlagOf(info.alias);
-    const std::string initial = ValueOf(defaults, info.name);
-    std::string range;
-    if (!info.choices.empty()) range = fmt::format("; {}", info.choices);
-    const std::string help = fmt::format("{} [{}{}; YAML {}, {}]", info.help,
-                                         initial.empty() ? "no default" : "default " + initial,
-                                         range, info.name, VariableOf(info.name));
-    flag.option = serve.app->add_option(flags, flag.value, help)->type_name(std::string(info.unit));
-    if (IsBoolOption(info.name)) {
-      flag.option->expected(0, 1);
-      flag.negation = serve.app->add_flag("--no-" + FlagOf(info.name).substr(2))->group("");
-    }
-  });
-}
-
-absl::StatusOr<std::vector<Setting>> SettingsOfFlags(const ServeOptions& serve) {
-  const std::vector<std::string> unknown = serve.app->remaining();
-  if (!unknown.empty()) {
-    std::vector<std::string> known = {"--config", "--check-config", "--help"};
-    for (const std::string& name : OptionNames()) known.push_back(FlagOf(name));
-    const std::string flag = unknown[0].substr(0, unknown[0].find('='));
-    return InvalidArgument("{} is not a known option; did you mean {}?", unknown[0],
-                           Nearest(flag, known));
-  }
-  std::vector<Setting> settings;
-  for (const Flag& flag : serve.flags) {
-    const bool negated = flag.negation != nullptr && flag.negation->count() > 0;
-    if (negated) settings.push_back({flag.name, "false", "--no-" + FlagOf(flag.name).substr(2)});
-    if (flag.option->count() == 0) continue;
-    std::string value = flag.value;
-    if (flag.negation != nullptr && value.empty()) value = "true";
-    settings.push_back({flag.name, value, FlagOf(flag.name)});
-  }
-  return settings;
-}
 
 void LogOptions(const ServerOptions& options) {
   const ServerOptions defaults;
@@ -220,6 +168,35 @@ void Announce(const Daemon& daemon, const ServedModel& model, const std::string&
   std::fflush(stdout);
 }
 
+// Null: no option asks for one. 2^18 spans are some hundred steps of a small model, and 16 MiB.
+std::unique_ptr<kernels::OpProfile> StartProfile(const ServerOptions& options,
+                                                 ModelRuntime& runtime) {
+  if (!options.profile_ops && options.trace_file.empty()) return nullptr;
+  auto profile =
+      std::make_unique<kernels::OpProfile>(options.trace_file.empty() ? 0 : size_t{1} << 18);
+  runtime.set_profile(profile.get());
+  return profile;
+}
+
+// After the engine's end: the table on standard output, the trace to its file.
+absl::Status TellProfile(const ServerOptions& options, ModelRuntime& runtime,
+                         const kernels::OpProfile& profile) {
+  runtime.set_profile(nullptr);
+  if (options.profile_ops) {
+    const kernels::MachinePeaks peaks =
+        kernels::MeasurePeaks(runtime.num_threads(), static_cast<size_t>(runtime.memory().weights));
+    fmt::print("{}\n", kernels::PeaksText(peaks));
+    for (const kernels::StepKind kind : {kernels::StepKind::kPrefill, kernels::StepKind::kDecode}) {
+      fmt::print("{}", kernels::OpTable(profile, kind, peaks));
+    }
+    std::fflush(stdout);
+  }
+  if (options.trace_file.empty()) return absl::OkStatus();
+  spdlog::info("trace of operations in {}, {} older spans not kept", options.trace_file,
+               profile.spans_lost());
+  return kernels::WriteTrace(profile, options.trace_file);
+}
+
 int Serve(const ServerOptions& options) {
   const auto failed = [](const absl::Status& status) {
     return Fail(kExitFailed, Message(status).c_str());
@@ -236,6 +213,7 @@ int Serve(const ServerOptions& options) {
   absl::StatusOr<LoadedModel> loaded = LoadModel(options);
   if (!loaded.ok()) return failed(loaded.status());
   LogLines("memory", loaded->runtime->memory().ToString());
+  const std::unique_ptr<kernels::OpProfile> profile = StartProfile(options, *loaded->runtime);
   const absl::StatusOr<std::unique_ptr<Daemon>> daemon = StartDaemon(options, *loaded);
   if (!daemon.ok()) return failed(daemon.status());
   LogLimits((*daemon)->facts(), loaded->served);
@@ -246,6 +224,10 @@ int Serve(const ServerOptions& options) {
     const absl::Status end = (*daemon)->Wait();
     (*daemon)->Stop();
     if (!end.ok()) return failed(end);
+  }
+  if (profile != nullptr) {
+    const absl::Status told = TellProfile(options, *loaded->runtime, *profile);
+    if (!told.ok()) return failed(told);
   }
   const RequestCounts counts = (*daemon)->edge().counts();
   spdlog::info(
@@ -274,9 +256,7 @@ void PrintAsYaml(const ServerOptions& options) {
 }
 
 int RunServe(const ServeOptions& serve) {
-  const absl::StatusOr<std::vector<Setting>> flags = SettingsOfFlags(serve);
-  if (!flags.ok()) return Fail(kExitUsage, Message(flags.status()).c_str());
-  const absl::StatusOr<ServerOptions> options = LoadOptions(*flags, serve.config, Environment());
+  const absl::StatusOr<ServerOptions> options = serve.flags.Load();
   if (!options.ok()) return Fail(kExitUsage, Message(options.status()).c_str());
   if (!serve.check_config) return Serve(*options);
   PrintAsYaml(*options);
@@ -287,15 +267,11 @@ int RunServe(const ServeOptions& serve) {
 
 Subcommand MakeServe(CLI::App& parent) {
   auto serve = std::make_shared<ServeOptions>();
-  serve->app = parent.add_subcommand("serve", "load a model and serve it over gRPC");
-  serve->app->allow_extras();
-  serve->app
-      ->add_option("--config", serve->config, "a YAML file of the options below [QUIRE_CONFIG]")
-      ->type_name("path");
-  serve->app->add_flag("--check-config", serve->check_config,
-                       "check all options, print them and leave; reads no model");
-  AddFlags(*serve);
-  return {serve->app, [serve] { return RunServe(*serve); }};
+  CLI::App* const app = parent.add_subcommand("serve", "load a model and serve it over gRPC");
+  app->add_flag("--check-config", serve->check_config,
+                "check all options, print them and leave; reads no model");
+  serve->flags.Add(*app, {"--check-config"});
+  return {app, [serve] { return RunServe(*serve); }};
 }
 
 }  // namespace quire
