@@ -31,14 +31,16 @@ struct Options {
 // `layers` copies of one cache of num_seqs x len keys; runs cycle through them.
 class Bench {
  public:
-  Bench(const Options& o, DType type, int32_t num_seqs, int32_t num_q, int32_t len, int32_t layers)
+  Bench(const Options& o, DType type, DType dot, int32_t num_seqs, int32_t num_q, int32_t len,
+        int32_t layers)
       : layers_(layers) {
     shape_ = {.num_heads = o.heads,
               .num_kv_heads = o.kv_heads,
               .head_dim = o.head_dim,
               .head_dim_v = o.head_dim,
               .softmax_scale = 0.125f,
-              .kv_dtype = type};
+              .kv_dtype = type,
+              .dot = dot};
     const int32_t pages_per_seq = (len + o.page_size - 1) / o.page_size;
     num_pages_ = num_seqs * pages_per_seq + 1;
     k_bytes_ = KeyPageBytes(shape_, o.page_size);
@@ -107,6 +109,7 @@ class Bench {
     return {median, *std::min_element(times.begin(), times.end())};
   }
 
+  const AttentionShape& shape() const { return shape_; }
   double flops() const { return flops_; }
   double bytes() const { return bytes_; }
 
@@ -122,20 +125,22 @@ class Bench {
   double flops_ = 0, bytes_ = 0;
 };
 
-void Print(const char* what, const Options& o, DType type, int32_t num_seqs, int32_t num_q,
-           int32_t len, int32_t layers) {
+void Print(const char* what, const Options& o, DType type, DType dot, int32_t num_seqs,
+           int32_t num_q, int32_t len, int32_t layers) {
   if (std::string(what).find(o.filter) == std::string::npos) return;
-  Bench bench(o, type, num_seqs, num_q, len, layers);
+  Bench bench(o, type, dot, num_seqs, num_q, len, layers);
   for (const AttentionBackend* backend : AttentionBackends()) {
+    if (!backend->supports(bench.shape(), o.page_size).ok() || backend->name == "eager") continue;
     for (const int32_t threads : {1, 2}) {
       ThreadPool pool(threads);
       const auto [median, best] = bench.Seconds(*backend, pool);
       std::printf(
-          "%-19s %-4s %-5s threads=%d %9.1f us %6.2f GB/s %7.2f GFLOP/s  best %6.2f GB/s %7.2f "
+          "%-19s %-4s dot %-4s %-5s threads=%d %9.1f us %6.2f GB/s %7.2f GFLOP/s  best %6.2f GB/s "
+          "%7.2f "
           "GFLOP/s\n",
-          what, std::string(NameOf(type)).c_str(), std::string(backend->name).c_str(), threads,
-          median * 1e6, bench.bytes() / median * 1e-9, bench.flops() / median * 1e-9,
-          bench.bytes() / best * 1e-9, bench.flops() / best * 1e-9);
+          what, std::string(NameOf(type)).c_str(), std::string(NameOf(dot)).c_str(),
+          std::string(backend->name).c_str(), threads, median * 1e6, bench.bytes() / median * 1e-9,
+          bench.flops() / median * 1e-9, bench.bytes() / best * 1e-9, bench.flops() / best * 1e-9);
     }
   }
 }
@@ -171,11 +176,16 @@ int Main(int argc, char** argv) {
   std::printf("isa=%s heads=%d kv_heads=%d head_dim=%d page_size=%d\n",
               std::string(NameOf(ActiveIsa())).c_str(), o.heads, o.kv_heads, o.head_dim,
               o.page_size);
-  for (const DType type : {DType::kF32, DType::kBF16}) {
-    Print("decode 1 x 2048", o, type, 1, 1, 2048, 30);
-    Print("decode 32 x 512", o, type, 32, 1, 512, 4);
-    Print("prefill 512", o, type, 1, 512, 512, 2);
-    Print("prefill 512 at 1536", o, type, 1, 512, 2048, 2);
+  using Types = std::pair<DType, DType>;
+  for (const auto& [type, dot] : {Types{DType::kF32, DType::kF32},
+                                  {DType::kBF16, DType::kF32},
+                                  {DType::kBF16, DType::kBF16}}) {
+    Print("decode 1 x 2048", o, type, dot, 1, 1, 2048, 30);
+    Print("decode 64 x 192", o, type, dot, 64, 1, 192, 8);
+    Print("decode 32 x 512", o, type, dot, 32, 1, 512, 4);
+    Print("prefill 512", o, type, dot, 1, 512, 512, 2);
+    Print("prefill 1024", o, type, dot, 1, 1024, 1024, 2);
+    Print("prefill 512 at 1536", o, type, dot, 1, 512, 2048, 2);
   }
   return 0;
 }

@@ -8,17 +8,22 @@
 // of all sequences, concatenated; sequence i owns rows cu_seqlens_q[i] .. cu_seqlens_q[i+1]-1.
 // Masks align to the bottom right: query i of n sees keys up to seqlens_k - n + i.
 //
-// Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values:
-//   keys   [num_kv_heads, head_dim, page_size]    lanes are keys: scores need no horizontal sums
-//   values [num_kv_heads, page_size, head_dim_v]  lanes are dimensions
-// Element type kv_dtype (F32, BF16 or F16). All offsets are 64 bit. Slots that no table names are
-// never read: they may hold NaN.
+// Pages. The keys of one layer in page p begin at k_base + p * page_stride, likewise the values;
+// kv_layout.h says where each element is: lanes are keys for keys, so that scores need no
+// horizontal sums, and dimensions for values. Element type kv_dtype (F32, BF16 or F16). All offsets
+// are 64 bit. What slots hold that no table names never matters: it may be NaN.
 //
 // Exactness (C1): a score is one fma chain over d ascending (heads wider than kDimChain, as latent
 // attention has them: runs of it, added in order, for accuracy); keys are walked in tiles of
 // kKeyTile at absolute multiples, partial results of key splits of kKeySplit at absolute multiples
 // merge in ascending order. Nothing depends on the number of rows, sequences, threads or on the
 // chunking.
+//
+// dot = BF16: queries times softmax_scale / ln 2 and softmax's numerators are rounded to bf16
+// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in runs of kDotRun terms (the last
+// one filled up with zeros) of d, or of keys at absolute multiples; a run is one fma chain over its
+// even and one over its odd terms, both from 0, and their sum is added to what came before.
+// Denormals count as 0 in there. Other instruction sets compute the same bits by fma.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
 // Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).
@@ -39,6 +44,7 @@ namespace quire::kernels {
 inline constexpr int32_t kKeyTile = 64;
 inline constexpr int32_t kKeySplit = 512;
 inline constexpr int32_t kDimChain = 128;
+inline constexpr int32_t kDotRun = 32;
 
 // What the scheduler decided, as flat arrays. The same for every layer of one cache group.
 struct AttentionMetadata {
@@ -63,6 +69,7 @@ struct AttentionShape {
   float softmax_scale = 0.0f;
   float logit_softcap = 0.0f;  // 0 = off
   DType kv_dtype = DType::kF32;
+  DType dot = DType::kF32;     // what products are computed in; kBF16 needs kv_dtype kBF16
   bool bidirectional = false;  // a query also sees the keys behind it (encoders, cross-attention)
 };
 

@@ -11,6 +11,8 @@ namespace quire::kernels {
 // OK if the shape is one that the paged layout can hold.
 // ERRORS: kInvalidArgument for impossible shapes, kUnimplemented for types without a layout.
 absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size);
+// Likewise, of a backend whose products are float32.
+absl::Status CheckFloat32Shape(const AttentionShape& s, int32_t page_size);
 
 // Query tokens of a sequence, and the position of its first one (negative if it has fewer keys).
 inline int32_t NumQueries(const AttentionMetadata& m, int32_t seq) {

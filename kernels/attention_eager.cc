@@ -9,6 +9,7 @@
 
 #include "kernels/attention_common.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/kv_layout.h"
 
 namespace quire::kernels {
 namespace {
@@ -103,12 +104,11 @@ void Gather(const AttentionMetadata& m, const AttentionShape& s, const Attention
     const std::byte* k_page = PageAddress(a.k_base, page, a.page_stride);
     const std::byte* v_page = PageAddress(a.v_base, page, a.page_stride);
     for (int64_t d = 0; d < s.head_dim; ++d) {
-      k[d * keys16 + j] =
-          Value(s.kv_dtype, k_page, (item.kv_head * int64_t{s.head_dim} + d) * ps + offset);
+      k[d * keys16 + j] = Value(s.kv_dtype, k_page, KeyIndex(s, ps, item.kv_head, d, offset));
     }
     for (int64_t d = 0; d < s.head_dim_v; ++d) {
       v[int64_t{j} * s.head_dim_v + d] =
-          Value(s.kv_dtype, v_page, (item.kv_head * ps + offset) * s.head_dim_v + d);
+          Value(s.kv_dtype, v_page, ValueIndex(s, ps, item.kv_head, offset, d));
     }
   }
 }
@@ -185,7 +185,7 @@ const AttentionBackend kEagerAttention = {
     .name = "eager",
     .summary = "float32 softmax over materialised scores and mask; can return attention weights",
     .batch_invariant = true,
-    .supports = CheckAttentionShape,
+    .supports = CheckFloat32Shape,
     .plan = PlanEager,
     .run = RunEager,
 };

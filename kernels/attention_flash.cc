@@ -12,10 +12,22 @@
 #include <cstring>
 
 #include "kernels/attention_common.h"
+#include "kernels/cpu/tile_config.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/kv_layout.h"
 
 #define QUIRE_BODY "kernels/cpu/attention_flash-inl.h"
 #include "kernels/cpu/foreach_isa-inl.h"
+
+#if defined(__x86_64__)
+QUIRE_BEGIN_AMX
+#define QUIRE_ISA amx
+#define QUIRE_TILES
+#include "kernels/cpu/attention_flash_bf16-inl.h"
+#undef QUIRE_TILES
+#undef QUIRE_ISA
+QUIRE_END_ISA
+#endif
 
 namespace quire::kernels {
 namespace {
@@ -32,6 +44,16 @@ struct ScratchLayout {
 ScratchLayout LayoutOf(const AttentionShape& s) {
   const int64_t dv16 = FlashDv16(s);
   ScratchLayout l{};
+  if (s.dot == DType::kBF16) {
+    const int64_t rows = kFlashRows + 15;
+    l.scores = int64_t{kFlashRows} * FlashDotDims(s);
+    l.acc = l.scores + rows * kFlashLdScores;
+    l.run_acc = l.acc + rows * dv16;
+    l.keys = l.run_acc + kFlashRows * dv16;
+    l.values = l.keys + int64_t{FlashDotDims(s)} * 8;
+    l.total = l.values + kKeySplit / 2 * kFlashValueDims;
+    return l;
+  }
   l.scores = RoundUp16(int64_t{kFlashRows} * s.head_dim);
   l.acc = l.scores + int64_t{kFlashRows} * kFlashLdScores;
   l.run_acc = l.acc + kFlashRows * dv16;
@@ -132,6 +154,16 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
   });
 }
 
+using ItemFn = void (*)(const FlashTask& t);
+
+ItemFn ItemFor(const AttentionShape& s) {
+  if (s.dot != DType::kBF16) return QUIRE_FOR_ISA(FlashItem);
+#if defined(__x86_64__)
+  if (ActiveIsa() == CpuIsa::kAmx) return amx::FlashItemBF16;
+#endif
+  return QUIRE_FOR_ISA(FlashItemBF16);
+}
+
 void RunFlash(const AttentionPlan& plan, const AttentionMetadata& m, const AttentionShape& s,
               const AttentionArgs& a, std::byte* workspace, ThreadPool& pool) {
   CHECK(a.weights == nullptr, "flash makes no attention weights");
@@ -140,7 +172,7 @@ void RunFlash(const AttentionPlan& plan, const AttentionMetadata& m, const Atten
   const ScratchLayout layout = LayoutOf(s);
   auto* const base = reinterpret_cast<float*>(workspace);
   float* const partials = base + plan.num_threads * layout.total;
-  const auto run_item = QUIRE_FOR_ISA(FlashItem);
+  const ItemFn run_item = ItemFor(s);
   const auto run_merge = QUIRE_FOR_ISA(FlashMerge);
   const auto task = [&](const WorkItem& item, int32_t worker) {
     float* const w = base + worker * layout.total;

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "kernels/attention_common.h"
+#include "kernels/kv_layout.h"
 
 namespace quire::kernels {
 namespace {
 
 constexpr int64_t kTokensPerTask = 32;
 
-size_t PageBytes(const AttentionShape& s, int32_t dim, int32_t page_size) {
+size_t PageBytes(const AttentionShape& s, int64_t dim, int32_t page_size) {
   const size_t count = static_cast<size_t>(s.num_kv_heads) * static_cast<size_t>(dim) *
                        static_cast<size_t>(page_size);
   return (BytesFor(s.kv_dtype, count) + 63) / 64 * 64;
@@ -33,20 +34,26 @@ void WriteToken(const AttentionMetadata& m, const AttentionShape& s, const KvWri
   const int64_t offset = slot % m.page_size;
   std::byte* const k_page = PageAddress(w.k_base, page, w.page_stride);
   std::byte* const v_page = PageAddress(w.v_base, page, w.page_stride);
-  const int64_t k_row = int64_t{s.num_kv_heads} * s.head_dim;
-  const float* k = w.k + token * k_row;
-  for (int64_t i = 0; i < k_row; ++i) Put<kType>(k_page, i * m.page_size + offset, k[i]);
+  const float* k = w.k + token * s.num_kv_heads * s.head_dim;
   const float* v = w.v + token * s.num_kv_heads * s.head_dim_v;
+  constexpr int64_t kStep = kType == DType::kBF16 ? 2 : 1;  // from one value to the next
   for (int64_t h = 0; h < s.num_kv_heads; ++h) {
-    const int64_t first = (h * m.page_size + offset) * s.head_dim_v;
-    for (int64_t i = 0; i < s.head_dim_v; ++i) Put<kType>(v_page, first + i, *v++);
+    int64_t at = KeyIndex(s, m.page_size, h, 0, offset);
+    for (int64_t d = 0; d < s.head_dim; d += kStep, at += kStep * m.page_size) {
+      Put<kType>(k_page, at, k[d]);
+      if constexpr (kStep == 2) Put<kType>(k_page, at + 1, d + 1 < s.head_dim ? k[d + 1] : 0.0f);
+    }
+    at = ValueIndex(s, m.page_size, h, offset, 0);
+    for (int64_t d = 0; d < s.head_dim_v; ++d, at += kStep) Put<kType>(v_page, at, v[d]);
+    k += s.head_dim;
+    v += s.head_dim_v;
   }
 }
 
 }  // namespace
 
 size_t KeyPageBytes(const AttentionShape& s, int32_t page_size) {
-  return PageBytes(s, s.head_dim, page_size);
+  return PageBytes(s, KeyDims(s), page_size);
 }
 size_t ValuePageBytes(const AttentionShape& s, int32_t page_size) {
   return PageBytes(s, s.head_dim_v, page_size);

@@ -30,7 +30,19 @@ absl::Status CheckAttentionShape(const AttentionShape& s, int32_t page_size) {
     return Error(absl::StatusCode::kUnimplemented, "kv_dtype={} must be one of F32, BF16, F16",
                  NameOf(s.kv_dtype));
   }
+  if (s.dot != DType::kF32 && (s.dot != DType::kBF16 || s.kv_dtype != DType::kBF16)) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "dot={} must be F32, or BF16 with a cache of BF16 (kv_dtype={})", NameOf(s.dot),
+                 NameOf(s.kv_dtype));
+  }
   return absl::OkStatus();
+}
+
+absl::Status CheckFloat32Shape(const AttentionShape& s, int32_t page_size) {
+  RETURN_IF_ERROR(CheckAttentionShape(s, page_size));
+  if (s.dot == DType::kF32) return absl::OkStatus();
+  return Error(absl::StatusCode::kUnimplemented, "dot={} must be F32; flash offers BF16",
+               NameOf(s.dot));
 }
 
 std::span<const AttentionBackend* const> AttentionBackends() { return kBackends; }

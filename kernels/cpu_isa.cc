@@ -57,6 +57,9 @@ bool HasAmx() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   if ((edx & (kBf16 | kTile | kInt8)) != (kBf16 | kTile | kInt8)) return false;
+  constexpr unsigned kAvx512Bf16 = 1u << 5;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((eax & kAvx512Bf16) == 0) return false;
   constexpr uint64_t kTileState = uint64_t{3} << 17;
   if ((SavedRegisters() & kTileState) != kTileState) return false;
   static const bool granted = AskForTiles();

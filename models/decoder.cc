@@ -37,7 +37,7 @@ absl::StatusOr<std::vector<float>> ToFloats(const TensorView& view) {
   return out;
 }
 
-kernels::AttentionShape ShapeOf(const LayerConfig& layer, DType kv_dtype) {
+kernels::AttentionShape ShapeOf(const LayerConfig& layer, const DecoderOptions& options) {
   return {.num_heads = layer.num_heads,
           .num_kv_heads = layer.num_kv_heads,
           .head_dim = layer.head_dim,
@@ -45,14 +45,15 @@ kernels::AttentionShape ShapeOf(const LayerConfig& layer, DType kv_dtype) {
           .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
           .softmax_scale = layer.softmax_scale,
           .logit_softcap = layer.score_softcap,
-          .kv_dtype = kv_dtype};
+          .kv_dtype = options.kv_dtype,
+          .dot = options.attention_dot};
 }
 
 bool SameShape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
   return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
          a.head_dim == b.head_dim && a.head_dim_v == b.head_dim_v && a.window == b.window &&
          a.chunk == b.chunk && a.softmax_scale == b.softmax_scale &&
-         a.logit_softcap == b.logit_softcap && a.kv_dtype == b.kv_dtype;
+         a.logit_softcap == b.logit_softcap && a.kv_dtype == b.kv_dtype && a.dot == b.dot;
 }
 
 const float* OrNull(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
@@ -156,7 +157,7 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   layers_.resize(config_.layers.size());
   std::vector<LayerCacheSpec> specs;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
     if (absl::Status s = attention_->supports(shape, options.block_size); !s.ok()) {
       return Annotate(s, fmt::format("attention={}: layer {}", attention_->name, i));
     }
@@ -171,7 +172,7 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   ASSIGN_OR_RETURN(
       layout_, MakeCacheLayout(static_cast<int32_t>(layers_.size()), options.block_size, specs));
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options.kv_dtype);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
     const int32_t group = layout_.layers[i].group;
     const auto same = [&](const Plan& p) { return p.group == group && SameShape(p.shape, shape); };
     auto it = std::find_if(plans_.begin(), plans_.end(), same);

@@ -25,6 +25,7 @@ struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
   kernels::ComputeType compute = kernels::ComputeType::kF32;  // of linear layers
   DType kv_dtype = DType::kF32;
+  DType attention_dot = DType::kF32;  // what attention's products are computed in
   int32_t block_size = 16;
 };
 

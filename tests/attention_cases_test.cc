@@ -237,13 +237,15 @@ TEST(FindAttention, Names) {
   }
 }
 
-// The layout that attention.h states, element by element, and nothing written beside it.
+// The layout that kv_layout.h states, element by element, and nothing written beside it.
 TEST(WriteKv, Layout) {
   AttentionShape s = Shape(4, 2, 5, 3);
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     s.kv_dtype = type;
     const size_t size = type == DType::kF32 ? 4 : 2;
-    EXPECT_EQ(KeyPageBytes(s, 8), (2 * 5 * 8 * size + 63) / 64 * 64);
+    const bool pairs = type == DType::kBF16;
+    const size_t key_dims = pairs ? 6 : 5;
+    EXPECT_EQ(KeyPageBytes(s, 8), (2 * key_dims * 8 * size + 63) / 64 * 64);
     EXPECT_EQ(ValuePageBytes(s, 8), (2 * 3 * 8 * size + 63) / 64 * 64);
     const size_t stride = KeyPageBytes(s, 8) + ValuePageBytes(s, 8);
     std::vector<std::byte> pages(4 * stride, std::byte{0xff});
@@ -272,12 +274,15 @@ TEST(WriteKv, Layout) {
       const size_t page = static_cast<size_t>(slots[t] / 8) * stride;
       const size_t offset = static_cast<size_t>(slots[t] % 8);
       for (size_t h = 0; h < 2; ++h) {
-        for (size_t d = 0; d < 5; ++d, ++written) {
-          EXPECT_EQ(value(page + ((h * 5 + d) * 8 + offset) * size), seq.k[(t * 2 + h) * 5 + d]);
+        for (size_t d = 0; d < key_dims; ++d, ++written) {
+          const size_t at =
+              pairs ? ((h * 3 + d / 2) * 8 + offset) * 2 + d % 2 : (h * 5 + d) * 8 + offset;
+          EXPECT_EQ(value(page + at * size), d < 5 ? seq.k[(t * 2 + h) * 5 + d] : 0.0f);
         }
         for (size_t d = 0; d < 3; ++d, ++written) {
-          EXPECT_EQ(value(page + KeyPageBytes(s, 8) + ((h * 8 + offset) * 3 + d) * size),
-                    seq.v[(t * 2 + h) * 3 + d]);
+          const size_t at =
+              pairs ? ((h * 4 + offset / 2) * 3 + d) * 2 + offset % 2 : (h * 8 + offset) * 3 + d;
+          EXPECT_EQ(value(page + KeyPageBytes(s, 8) + at * size), seq.v[(t * 2 + h) * 3 + d]);
         }
       }
     }

@@ -20,14 +20,24 @@ namespace quire::kernels::QUIRE_ISA {
 
 struct FlashPass {
   int32_t num_rows;
+  int32_t first_pos;       // position of the item's first query
+  int32_t first;           // the pass's first row, counted from the item's
   int32_t lo[kFlashRows];  // visible keys of each row, within the item's key range
   int32_t hi[kFlashRows];
   float run_max[kFlashRows];
   float run_sum[kFlashRows];
   float max[kFlashRows];  // of the current split
   float sum[kFlashRows];
+  int32_t split;             // first key of the current split
   int32_t from[kFlashRows];  // keys of the current split
   int32_t to[kFlashRows];
+  int32_t tile_from[(kFlashRows + 15) / 16];  // dot = BF16: runs that some of 16 rows see
+  int32_t tile_to[(kFlashRows + 15) / 16];
+
+  int32_t PosOf(int32_t r, int32_t group) const { return first_pos + (first + r) / group; }
+  int32_t HeadOf(int32_t r, int32_t group, int32_t kv_head) const {
+    return kv_head * group + (first + r) % group;
+  }
 };
 
 // Turns a row's scores of the keys [a, b) of the split into exp(score - max); lanes outside of it
@@ -132,8 +142,7 @@ inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashP
     ahead.stride = int64_t{pages.page_size} * pages.size;
     for (int32_t v = 0; v < kKeyTile / 16; ++v) {
       const int32_t key = t0 + kKeyTile + v * 16;
-      ahead.k[v] = key < hi ? pages.Page(pages.k, key) + int64_t{key % pages.page_size} * pages.size
-                            : reinterpret_cast<const std::byte*>(k[v]);
+      ahead.k[v] = key < hi ? pages.Key(key, 0) : reinterpret_cast<const std::byte*>(k[v]);
     }
     for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
       const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
@@ -163,11 +172,9 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
     const int64_t stride = dv16;
     const int64_t bytes = k1 < hi ? pages.size : 4;
     const AheadValues ahead = {
-        .v = k1 < hi
-                 ? pages.Page(pages.v, k1) + int64_t{k1 % pages.page_size} * s.head_dim_v * bytes
-                 : reinterpret_cast<const std::byte*>(v),
+        .v = k1 < hi ? pages.Value(k1, s.head_dim_v) : reinterpret_cast<const std::byte*>(v),
         .stride = s.head_dim_v * bytes,
-        .vec_bytes = 16 * bytes};
+        .vec_bytes = 16 * bytes * (pages.pairs ? 2 : 1)};
     for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
       const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
       // Keys that all rows see go through the register block; the rest row by row, in order.
@@ -202,7 +209,40 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
   }
 }
 
+// Products in float32.
+struct Float32Dot {
+  // Queries of a register block are interleaved: [head_dim][rows of the block].
+  static void PackQuery(const FlashTask& t, const FlashPass& pass, int32_t r, const float* q) {
+    const int32_t block = r / kFlashRowBlock * kFlashRowBlock;
+    const int32_t left = pass.num_rows - block;
+    const int32_t rows = left < kFlashRowBlock ? left : kFlashRowBlock;
+    float* dst = t.scratch.q + int64_t{block} * t.s->head_dim + (r - block);
+    for (int32_t d = 0; d < t.s->head_dim; ++d) dst[d * rows] = q[d];
+  }
+  static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
+                     int32_t hi) {
+    ScoreSplit(t, pages, pass, pass.split, lo, hi);
+  }
+  static void Softmax(const FlashTask& t, FlashPass& pass, int32_t r) {
+    if (pass.from[r] >= pass.to[r]) return;
+    const AttentionShape& s = *t.s;
+    const int32_t group = s.num_heads / s.num_kv_heads;
+    const float* slopes = t.a->alibi_slopes;
+    SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, pass.split, pass.from[r], pass.to[r],
+               pass.PosOf(r, group),
+               slopes != nullptr ? slopes + pass.HeadOf(r, group, t.item.kv_head) : nullptr,
+               &pass.max[r], &pass.sum[r]);
+  }
+  static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
+                     int32_t hi) {
+    const int32_t dv16 = FlashDv16(*t.s);
+    for (int32_t i = 0; i < pass.num_rows * dv16; i += 16) Store(Zero(), t.scratch.acc + i);
+    ValueSplit(t, pages, pass, pass.split, lo, hi);
+  }
+};
+
 // One pass: rows [first, first + num_rows) of the item against the item's keys.
+template <typename Dot>
 inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t first,
                           int32_t num_rows) {
   const AttentionMetadata& m = *t.m;
@@ -217,11 +257,12 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
 
   FlashPass pass;
   pass.num_rows = num_rows;
+  pass.first = first;
+  pass.first_pos = seqlen_k - seqlen_q + item.first_q;
   int32_t item_lo = end_k;
   int32_t item_hi = item.first_k;
   for (int32_t r = 0; r < num_rows; ++r) {
-    const int32_t token = (first + r) / group;
-    const int32_t pos = seqlen_k - seqlen_q + item.first_q + token;
+    const int32_t pos = pass.PosOf(r, group);
     const int32_t lo = FirstVisible(s, pos);
     const int32_t hi = EndVisible(s, pos, seqlen_k);
     pass.lo[r] = lo > item.first_k ? lo : item.first_k;
@@ -232,41 +273,31 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
     }
     pass.run_max[r] = -__builtin_inff();
     pass.run_sum[r] = 0.0f;
-    // Queries of a register block are interleaved: [head_dim][rows of the block].
-    const int32_t block = r / kFlashRowBlock * kFlashRowBlock;
-    const int32_t rows = num_rows - block < kFlashRowBlock ? num_rows - block : kFlashRowBlock;
-    const int32_t head = item.kv_head * group + (first + r) % group;
-    const float* q = t.a->q + ((row0 + token) * s.num_heads + head) * s.head_dim;
-    float* dst = t.scratch.q + int64_t{block} * s.head_dim + (r - block);
-    for (int32_t d = 0; d < s.head_dim; ++d) dst[d * rows] = q[d];
+    const int64_t row = row0 + (first + r) / group;
+    Dot::PackQuery(t, pass, r,
+                   t.a->q + (row * s.num_heads + pass.HeadOf(r, group, item.kv_head)) * s.head_dim);
   }
 
   const int64_t item_rows = int64_t{item.num_q} * group;
   for (int32_t split = item.first_k / kKeySplit * kKeySplit; split < end_k; split += kKeySplit) {
     const int32_t lo = item_lo > split ? item_lo : split;
     const int32_t hi = item_hi < split + kKeySplit ? item_hi : split + kKeySplit;
+    pass.split = split;
     for (int32_t r = 0; r < num_rows; ++r) {
       pass.from[r] = pass.lo[r] > split ? pass.lo[r] : split;
       pass.to[r] = pass.hi[r] < split + kKeySplit ? pass.hi[r] : split + kKeySplit;
-      // An empty range stays empty and keeps the order that ScoreSplit relies on.
+      // An empty range stays empty and keeps the order that Scores relies on.
       if (pass.to[r] < split) pass.to[r] = split;
       pass.max[r] = -__builtin_inff();
       pass.sum[r] = 0.0f;
     }
     if (lo < hi) {
-      ScoreSplit(t, pages, pass, split, lo, hi);
+      Dot::Scores(t, pages, pass, lo, hi);
       for (int32_t r = 0; r < num_rows; ++r) {
-        if (pass.from[r] < pass.to[r]) {
-          const int32_t pos = seqlen_k - seqlen_q + item.first_q + (first + r) / group;
-          const int32_t head = item.kv_head * group + (first + r) % group;
-          SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, split, pass.from[r], pass.to[r], pos,
-                     t.a->alibi_slopes != nullptr ? t.a->alibi_slopes + head : nullptr,
-                     &pass.max[r], &pass.sum[r]);
-        }
+        Dot::Softmax(t, pass, r);
         if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
-        for (int32_t d = 0; d < dv16; d += 16) Store(Zero(), t.scratch.acc + r * dv16 + d);
       }
-      ValueSplit(t, pages, pass, split, lo, hi);
+      Dot::Values(t, pages, pass, lo, hi);
     }
     for (int32_t r = 0; r < num_rows; ++r) {
       const float* acc = t.scratch.acc + r * dv16;
@@ -286,30 +317,21 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
   }
   if (item.partial >= 0) return;
   for (int32_t r = 0; r < num_rows; ++r) {
-    FinishRow(s, *t.a, row0 + (first + r) / group, item.kv_head * group + (first + r) % group,
+    FinishRow(s, *t.a, row0 + (first + r) / group, pass.HeadOf(r, group, item.kv_head),
               pass.run_max[r], pass.run_sum[r], t.scratch.run_acc + r * dv16);
   }
 }
 
-void FlashItem(const FlashTask& t) {
-  const AttentionShape& s = *t.s;
-  const int32_t ps = t.m->page_size;
-  const auto size = static_cast<int32_t>(InfoOf(s.kv_dtype).block_bytes);
-  const FlashPages pages = {
-      .table = &t.m->read_table[static_cast<size_t>(t.item.seq) *
-                                static_cast<size_t>(t.m->max_pages_per_seq)],
-      .k = t.a->k_base + int64_t{t.item.kv_head} * s.head_dim * ps * size,
-      .v = t.a->v_base + int64_t{t.item.kv_head} * s.head_dim_v * ps * size,
-      .page_stride = t.a->page_stride,
-      .page_size = ps,
-      .size = size,
-      .type = s.kv_dtype,
-  };
-  const int32_t rows = t.item.num_q * (s.num_heads / s.num_kv_heads);
+template <typename Dot>
+inline void FlashItemOf(const FlashTask& t) {
+  const FlashPages pages = PagesOf(t);
+  const int32_t rows = t.item.num_q * (t.s->num_heads / t.s->num_kv_heads);
   for (int32_t first = 0; first < rows; first += kFlashRows) {
-    FlashRowsPass(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+    FlashRowsPass<Dot>(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
   }
 }
+
+void FlashItem(const FlashTask& t) { FlashItemOf<Float32Dot>(t); }
 
 // Joins the partial results of one item's rows, split by split.
 void FlashMerge(const FlashTask& t) {
@@ -335,3 +357,7 @@ void FlashMerge(const FlashTask& t) {
 }
 
 }  // namespace quire::kernels::QUIRE_ISA
+
+// clang-format off
+#include "kernels/cpu/attention_flash_bf16-inl.h"
+// clang-format on

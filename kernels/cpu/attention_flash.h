@@ -13,16 +13,19 @@ namespace quire::kernels {
 inline constexpr int32_t kFlashRows = 48;
 inline constexpr int32_t kFlashRowBlock = 6;               // rows per register block
 inline constexpr int32_t kFlashLdScores = kKeySplit + 16;  // floats; not a power of two: cache sets
+inline constexpr int32_t kFlashValueDims =
+    64;  // dimensions of values per pass over bf16 numerators
 inline constexpr int32_t kFlashPartialHead = 16;  // floats before a partial's sums: max, sum
 
 // Scratch of one worker; all pointers 64-byte aligned.
+// With dot = BF16, scores and acc have 15 rows more: tiles are whole.
 struct FlashScratch {
-  float* q;        // [row blocks][head_dim][rows of the block]
+  float* q;        // [row blocks][head_dim][rows of the block]; BF16: [kFlashRows, FlashDotDims]
   float* scores;   // [kFlashRows, kFlashLdScores]
   float* acc;      // [kFlashRows, dv16]: sums of one split
   float* run_acc;  // [kFlashRows, dv16]: sums over splits
-  float* keys;     // [head_dim, kKeyTile]
-  float* values;   // [kKeyTile, dv16]
+  float* keys;     // [head_dim, kKeyTile]; BF16: [FlashDotDims / 2, 16] pairs
+  float* values;   // [kKeyTile, dv16]; BF16: [kKeySplit / 2, kFlashValueDims] pairs
 };
 
 struct FlashTask {
@@ -36,6 +39,10 @@ struct FlashTask {
 
 // Values of one row, padded to whole vectors.
 constexpr int32_t FlashDv16(const AttentionShape& s) { return (s.head_dim_v + 15) / 16 * 16; }
+// Dimensions of queries in whole runs of bf16 products.
+constexpr int32_t FlashDotDims(const AttentionShape& s) {
+  return (s.head_dim + kDotRun - 1) / kDotRun * kDotRun;
+}
 // One partial result: max and sum at floats 0 and 1, then the row's sums.
 constexpr int64_t FlashPartialFloats(const AttentionShape& s) {
   return kFlashPartialHead + FlashDv16(s);

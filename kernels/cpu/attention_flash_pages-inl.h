@@ -4,10 +4,12 @@
 
 namespace quire::kernels::QUIRE_ISA {
 
-inline Vec LoadKv(DType type, const std::byte* p) {
+// 16 neighbours; of pairs the first (second) halves.
+inline Vec LoadKv(DType type, const std::byte* p, bool second) {
   if (type == DType::kF32) return Load(reinterpret_cast<const float*>(p));
   const auto* h = reinterpret_cast<const uint16_t*>(p);
-  return type == DType::kBF16 ? LoadBF16(h) : LoadF16(h);
+  if (type == DType::kF16) return LoadF16(h);
+  return second ? LoadOddBF16(h) : LoadEvenBF16(h);
 }
 
 inline float LoadKvOne(DType type, const std::byte* p) {
@@ -24,12 +26,41 @@ struct FlashPages {
   int64_t page_stride;
   int32_t page_size;
   int32_t size;  // bytes per element
+  bool pairs;    // of dimensions, and of keys: kv_layout.h
   DType type;
 
   const std::byte* Page(const std::byte* base, int32_t key) const {
     return base + int64_t{table[key / page_size]} * page_stride;
   }
+  // Of a key's dimension `d` (of the pair that holds it).
+  const std::byte* Key(int32_t key, int32_t d) const {
+    const int64_t slot = key % page_size;
+    return Page(k, key) +
+           (pairs ? (d / 2 * page_size + slot) * 2 : int64_t{d} * page_size + slot) * size;
+  }
+  // Of a value's dimension 0 (of the pair that holds it); rows are `dv` values, or pairs.
+  const std::byte* Value(int32_t key, int32_t dv) const {
+    const int64_t slot = key % page_size;
+    return Page(v, key) + (pairs ? slot / 2 * 2 : slot) * dv * size;
+  }
 };
+
+inline FlashPages PagesOf(const FlashTask& t) {
+  const AttentionShape& s = *t.s;
+  const int32_t ps = t.m->page_size;
+  const auto size = static_cast<int32_t>(InfoOf(s.kv_dtype).block_bytes);
+  return {
+      .table = &t.m->read_table[static_cast<size_t>(t.item.seq) *
+                                static_cast<size_t>(t.m->max_pages_per_seq)],
+      .k = t.a->k_base + KeyIndex(s, ps, t.item.kv_head, 0, 0) * size,
+      .v = t.a->v_base + ValueIndex(s, ps, t.item.kv_head, 0, 0) * size,
+      .page_stride = t.a->page_stride,
+      .page_size = ps,
+      .size = size,
+      .pairs = HasPairs(s),
+      .type = s.kv_dtype,
+  };
+}
 
 // Keys of a tile that begins at `t0` as vectors of 16, in place where the layout allows; vectors
 // outside [lo, hi) are left alone and must not be used. Returns the stride from d to d + 1.
@@ -40,26 +71,25 @@ inline int64_t KeyTile(const FlashPages& pages, int32_t head_dim, int32_t t0, in
   for (int32_t v = 0; v < kKeyTile / 16; ++v) {
     const int32_t key = t0 + v * 16;
     if (key + 16 <= lo || key >= hi) continue;
-    const std::byte* src = pages.Page(pages.k, key) + int64_t{key % ps} * pages.size;
     if (in_place) {
-      k[v] = reinterpret_cast<const float*>(src);
+      k[v] = reinterpret_cast<const float*>(pages.Key(key, 0));
       continue;
     }
     k[v] = tile + v * 16;
     if (ps >= 16) {
       for (int32_t d = 0; d < head_dim; ++d) {
-        Store(LoadKv(pages.type, src + int64_t{d} * ps * pages.size), tile + d * kKeyTile + v * 16);
+        Store(LoadKv(pages.type, pages.Key(key, d), d % 2 != 0), tile + d * kKeyTile + v * 16);
       }
       continue;
     }
-    for (int32_t half = 0; half < 2; ++half) {  // page_size is 8
-      const int32_t first = key + half * 8;
+    for (int32_t first = key; first < key + 16; first += 8) {  // page_size is 8
       if (first + 8 <= lo || first >= hi) continue;
-      src = pages.Page(pages.k, first);
       for (int32_t d = 0; d < head_dim; ++d) {
+        const std::byte* src = pages.Key(first, d);
+        float* const dst = tile + d * kKeyTile + (first - t0);
         for (int32_t i = 0; i < 8; ++i) {
-          tile[d * kKeyTile + v * 16 + half * 8 + i] =
-              LoadKvOne(pages.type, src + (int64_t{d} * 8 + i) * pages.size);
+          const int32_t at = pages.pairs ? 2 * i + d % 2 : i;
+          dst[i] = LoadKvOne(pages.type, src + int64_t{at} * pages.size);
         }
       }
     }
@@ -70,14 +100,22 @@ inline int64_t KeyTile(const FlashPages& pages, int32_t head_dim, int32_t t0, in
 // Values of the keys [from, to), which lie in one page, as rows of floats padded to dv16.
 inline const float* ValueRun(const FlashPages& pages, int32_t dv, int32_t dv16, int32_t from,
                              int32_t to, float* tile) {
-  const std::byte* src =
-      pages.Page(pages.v, from) + int64_t{from % pages.page_size} * dv * pages.size;
-  if (pages.type == DType::kF32 && dv == dv16) return reinterpret_cast<const float*>(src);
-  for (int32_t key = from; key < to; ++key, src += int64_t{dv} * pages.size) {
+  if (pages.type == DType::kF32 && dv == dv16) {
+    return reinterpret_cast<const float*>(pages.Value(from, dv));
+  }
+  const int32_t step = pages.pairs ? 2 : 1;  // from one value of a key to its next
+  for (int32_t key = from; key < to; ++key) {
+    const std::byte* src = pages.Value(key, dv);
+    const bool second = key % 2 != 0;
     float* dst = tile + int64_t{key - from} * dv16;
     int32_t d = 0;
-    for (; d + 16 <= dv; d += 16) Store(LoadKv(pages.type, src + d * pages.size), dst + d);
-    for (; d < dv; ++d) dst[d] = LoadKvOne(pages.type, src + d * pages.size);
+    for (; d + 16 <= dv; d += 16) {
+      Store(LoadKv(pages.type, src + int64_t{d} * step * pages.size, second), dst + d);
+    }
+    for (; d < dv; ++d) {
+      const int32_t at = pages.pairs ? 2 * d + (second ? 1 : 0) : d;
+      dst[d] = LoadKvOne(pages.type, src + int64_t{at} * pages.size);
+    }
     for (; d < dv16; ++d) dst[d] = 0.0f;
   }
   return tile;

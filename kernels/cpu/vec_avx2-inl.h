@@ -39,7 +39,7 @@ inline __m256 LoadBF16x8(const uint16_t* p) {
 }
 inline Vec LoadBF16(const uint16_t* p) { return {LoadBF16x8(p), LoadBF16x8(p + 8)}; }
 // Bits of bfloat16 in the lower halves; rules in vec_portable-inl.h.
-inline __m256i RoundBF16x8(__m256 x) {
+inline __m256i TileBF16x8(__m256 x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
   const __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), lsb);
@@ -52,9 +52,31 @@ inline __m256i RoundBF16x8(__m256 x) {
   return _mm256_srli_epi32(_mm256_blendv_epi8(finite, quiet, nan), 16);
 }
 inline void StoreBF16(Vec x, uint16_t* p) {
-  const __m256i both = _mm256_packus_epi32(RoundBF16x8(x.lo), RoundBF16x8(x.hi));
+  const __m256i both = _mm256_packus_epi32(TileBF16x8(x.lo), TileBF16x8(x.hi));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
 }
+inline __m256i LoadPairs(const uint16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline Vec LoadEvenBF16(const uint16_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(LoadPairs(p), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(LoadPairs(p + 16), 16))};
+}
+inline Vec LoadOddBF16(const uint16_t* p) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(LoadPairs(p), high)),
+          _mm256_castsi256_ps(_mm256_and_si256(LoadPairs(p + 16), high))};
+}
+inline __m256 RoundBF16x8(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 r = _mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet),
+                                    _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_and_ps(r, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline Vec RoundBF16(Vec x) { return {RoundBF16x8(x.lo), RoundBF16x8(x.hi)}; }
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

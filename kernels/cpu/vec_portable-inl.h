@@ -46,14 +46,26 @@ inline Vec LoadBF16(const uint16_t* p) {
   return r;
 }
 // Nearest even; a NaN stays one, and what would be subnormal is zero, as tile instructions read it.
-inline uint16_t RoundBF16(float x) {
+inline uint16_t TileBF16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   return static_cast<uint16_t>((rounded & 0x7f80u) == 0 ? rounded & 0x8000u : rounded);
 }
 inline void StoreBF16(Vec x, uint16_t* p) {
-  for (int i = 0; i < 16; ++i) p[i] = RoundBF16(x.lane[i]);
+  for (int i = 0; i < 16; ++i) p[i] = TileBF16(x.lane[i]);
+}
+// The first (second) halves of 16 pairs.
+inline Vec LoadEvenBF16(const uint16_t* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = BF16ToFloat(p[2 * i]);
+  return r;
+}
+inline Vec LoadOddBF16(const uint16_t* p) { return LoadEvenBF16(p + 1); }
+// Rounded to bf16, nearest even; NaN stays NaN.
+inline Vec RoundBF16(Vec x) {
+  for (float& e : x.lane) e = BF16ToFloat(FloatToBF16(e));
+  return x;
 }
 inline Vec LoadF16(const uint16_t* p) {
   Vec r;

@@ -1,0 +1,425 @@
+// kernels/cpu/attention_flash_bf16-inl.h -- `flash` with products of bf16 (attention.h: dot), once
+// per ISA and once more with QUIRE_TILES for AMX.
+//
+// Both matrix products have one form: out[r][lane] += sum over pairs i of a[r][2i] * b[i][lane][0]
+// + a[r][2i + 1] * b[i][lane][1], in runs of 16 pairs: one tile instruction, or two fma chains. For
+// scores a is the queries and lanes are keys, b the page itself. For values a is softmax's
+// numerators and lanes are dimensions; b is the page itself if one page holds all keys of the run
+// and all are visible, else a copy that is 0 where nobody may look. A numerator is 0 where its own
+// row may not look; so that 0 x NaN adds nothing, rows are computed one by one if a value that only
+// some of them see is no number.
+
+namespace quire::kernels::QUIRE_ISA {
+
+#ifdef QUIRE_TILES
+using namespace avx512;
+#endif
+
+struct Bf16Dot {
+  // 16 rows of 16 pairs, `stride` elements apart.
+  struct Pairs {
+    const uint16_t* p;
+    int64_t stride;
+  };
+  static constexpr int32_t kPairs = kDotRun / 2;
+  static constexpr int32_t kRuns = kKeySplit / kDotRun;
+  static constexpr int32_t kAheadKeys = 64;
+  static constexpr float kLog2E = 1.44269504f;
+  static constexpr float kLn2 = 0.693147182f;
+
+  // Two pairs of 16 bit behind each other are the 32 bits of a lane.
+  static uint16_t* Halves(float* p) { return reinterpret_cast<uint16_t*>(p); }
+
+  // 2^x for x <= 0, relative error below 3e-6 (rounding to bf16 is 4e-3), 1 for 0; 0 below
+  // -126. Our own minimax fit.
+  static Vec Exp2(Vec x) {
+    const Vec magic = Set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec t = Add(x, magic);
+    const Vec r = Sub(x, Sub(t, magic));
+    Vec p = Set1(0.00958285294f);
+    p = Fma(p, r, Set1(0.0559064262f));
+    p = Fma(p, r, Set1(0.240240991f));
+    p = Fma(p, r, Set1(0.693124175f));
+    p = Fma(p, r, Set1(1.0f));
+    return SelectLt(x, Set1(-126.0f), Zero(), AddExponent(p, t));
+  }
+
+  // Queries carry the scale, and the change of base that spares the softmax a product.
+  static void PackQuery(const FlashTask& t, const FlashPass&, int32_t r, const float* q) {
+    const int32_t dim = t.s->head_dim;
+    const int32_t dims = FlashDotDims(*t.s);
+    const Vec by = Set1(t.s->softmax_scale * kLog2E);
+    for (int32_t d = 0; d < dims; d += 16) {
+      Vec x = dim - d >= 16 ? Load(q + d) : LoadN(q + d, dim > d ? dim - d : 0);
+      x = Mul(x, by);
+#ifdef QUIRE_TILES
+      StoreHigh(RoundBF16(x), Halves(t.scratch.q) + int64_t{r} * dims + d);
+#else
+      Store(RoundBF16(x), t.scratch.q + int64_t{r} * dims + d);
+#endif
+    }
+  }
+
+  // Sixteen numerators of a row, v vectors from its first key. Where they are bf16 they lie over
+  // the scores that they replace: half as wide, so ascending order overwrites none that is still
+  // needed.
+  static void StoreP(Vec p, float* row, int32_t v) {
+#ifdef QUIRE_TILES
+    StoreRounded(p, Halves(row) + v * 16);
+#else
+    Store(RoundBF16(p), row + v * 16);
+#endif
+  }
+
+  // Scores of a row to exp(score - max), 0 for keys of the 16 rows' common runs that it may not
+  // see.
+  static void Softmax(const FlashTask& t, FlashPass& pass, int32_t r) {
+    const AttentionShape& shape = *t.s;
+    float* s = t.scratch.scores + int64_t{r} * kFlashLdScores;
+    const int32_t split = pass.split;
+    const int32_t z0 = (pass.tile_from[r / 16] - split) / 16;
+    const int32_t z1 = (pass.tile_to[r / 16] - split) / 16;
+    const int32_t a = pass.from[r];
+    const int32_t b = pass.to[r];
+    if (a >= b) {
+      for (int32_t v = z0; v < z1; ++v) StoreP(Zero(), s, v);
+      return;
+    }
+    const int32_t v0 = (a - split) / 16;
+    const int32_t v1 = (b - split + 15) / 16;
+    const Vec minus_inf = Set1(-__builtin_inff());
+    // The first and the last vector may hold keys that this row does not see.
+    Store(KeepLanes(Load(s + v0 * 16), a - split - v0 * 16, 16, minus_inf), s + v0 * 16);
+    Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - split - v1 * 16 + 16, minus_inf),
+          s + v1 * 16 - 16);
+    if (shape.logit_softcap > 0.0f || t.a->alibi_slopes != nullptr) {
+      Transform(t, pass, r, s, v0, v1);
+    }
+    Vec max = minus_inf;
+    for (int32_t v = v0; v < v1; ++v) max = Max(Load(s + v * 16), max);
+    const float m = ReduceMax(max);
+    pass.max[r] = m * kLn2;
+    if (m == -__builtin_inff()) {
+      for (int32_t v = z0; v < z1; ++v) StoreP(Zero(), s, v);
+      return;
+    }
+    for (int32_t v = z0; v < v0; ++v) StoreP(Zero(), s, v);
+    const Vec top = Set1(m);
+    Vec sum = Zero();
+    for (int32_t v = v0; v < v1; ++v) {
+      const Vec p = Exp2(Sub(Load(s + v * 16), top));
+      sum = Add(sum, p);
+      StoreP(p, s, v);
+    }
+    for (int32_t v = v1; v < z1; ++v) StoreP(Zero(), s, v);
+    pass.sum[r] = ReduceAdd(sum);
+  }
+
+  // Soft-cap and slopes.
+  static void Transform(const FlashTask& t, const FlashPass& pass, int32_t r, float* s, int32_t v0,
+                        int32_t v1) {
+    const AttentionShape& shape = *t.s;
+    const int32_t group = shape.num_heads / shape.num_kv_heads;
+    const float* slopes = t.a->alibi_slopes;
+    const Vec slope =
+        Set1(slopes != nullptr ? slopes[pass.HeadOf(r, group, t.item.kv_head)] : 0.0f);
+    const Vec cap = Set1(shape.logit_softcap);
+    for (int32_t v = v0; v < v1; ++v) {
+      Vec x = Mul(Load(s + v * 16), Set1(kLn2));
+      if (shape.logit_softcap > 0.0f) x = Mul(cap, Tanh(Div(x, cap)));
+      if (slopes != nullptr) {
+        float distance[16];
+        for (int32_t i = 0; i < 16; ++i) {
+          distance[i] = static_cast<float>(pass.split + v * 16 + i - pass.PosOf(r, group));
+        }
+        x = Fma(slope, Load(distance), x);
+      }
+      Store(Mul(x, Set1(kLog2E)), s + v * 16);
+    }
+    // Soft-capping has made numbers of the -inf of unseen keys.
+    const int32_t a = pass.from[r] - pass.split;
+    const int32_t b = pass.to[r] - pass.split;
+    const Vec minus_inf = Set1(-__builtin_inff());
+    Store(KeepLanes(Load(s + v0 * 16), a - v0 * 16, 16, minus_inf), s + v0 * 16);
+    Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - v1 * 16 + 16, minus_inf), s + v1 * 16 - 16);
+  }
+
+  // Runs of keys that some of each 16 rows see.
+  static void FindTileRanges(FlashPass& pass) {
+    for (int32_t r0 = 0; r0 < pass.num_rows; r0 += 16) {
+      int32_t from = pass.split + kKeySplit;
+      int32_t to = pass.split;
+      for (int32_t r = r0; r < r0 + 16 && r < pass.num_rows; ++r) {
+        if (pass.from[r] >= pass.to[r]) continue;
+        if (pass.from[r] < from) from = pass.from[r];
+        if (pass.to[r] > to) to = pass.to[r];
+      }
+      if (from > to) from = to;
+      pass.tile_from[r0 / 16] = from / kDotRun * kDotRun;
+      pass.tile_to[r0 / 16] = (to + kDotRun - 1) / kDotRun * kDotRun;
+    }
+  }
+
+  // The 16 keys from `key` on: dimensions in whole runs, and the last, shorter run filled up.
+  struct Column {
+    Pairs whole;
+    Pairs rest;
+  };
+  static Column KeyColumn(const FlashTask& t, const FlashPages& pages, int32_t key, int32_t lo,
+                          int32_t hi) {
+    const int32_t pairs = (t.s->head_dim + 1) / 2;
+    const int32_t whole = t.s->head_dim / kDotRun * kPairs;
+    const int32_t all = FlashDotDims(*t.s) / 2;
+    uint16_t* const copy = Halves(t.scratch.keys);
+    const int64_t ps2 = int64_t{pages.page_size} * 2;
+    const Pairs copied = {copy, 32};
+    const Pairs copied_rest = {copy + whole * 32, 32};
+    if (pages.page_size >= 16) {
+      const auto* src = reinterpret_cast<const uint16_t*>(pages.Key(key, 0));
+      for (int32_t i = whole; i < all; ++i) {
+        if (i < pairs) {
+          __builtin_memcpy(copy + i * 32, src + i * ps2, 64);
+        } else {
+          __builtin_memset(copy + i * 32, 0, 64);
+        }
+      }
+      return {{src, ps2}, copied_rest};
+    }
+    for (int32_t half = 0; half < 2; ++half) {  // pages of 8 keys
+      const int32_t first = key + half * 8;
+      if (first + 8 <= lo || first >= hi) continue;  // masked, whatever is here
+      const auto* src = reinterpret_cast<const uint16_t*>(pages.Key(first, 0));
+      for (int32_t i = 0; i < pairs; ++i) {
+        __builtin_memcpy(copy + i * 32 + half * 16, src + i * 16, 32);
+      }
+    }
+    for (int32_t i = pairs; i < all; ++i) __builtin_memset(copy + i * 32, 0, 64);
+    return {copied, copied_rest};
+  }
+
+  // Asks for the keys of a column, or the values of two runs, that are needed soon.
+  static void PrefetchKeys(const FlashPages& pages, int32_t key, int32_t pairs) {
+    const std::byte* p = pages.Key(key, 0);
+    for (int32_t i = 0; i < pairs; ++i) Prefetch(p + int64_t{i} * pages.page_size * 4);
+  }
+
+  // Values of the keys [k0, k0 + 32) that lie within [lo, hi), dimensions [dim0, dim0 + dims): in
+  // place, or copied to `copy` with zeros where there is nothing to see.
+  static Pairs ValueRun(const FlashTask& t, const FlashPages& pages, int32_t k0, int32_t lo,
+                        int32_t hi, int32_t dim0, int32_t dims, uint16_t* copy) {
+    const int32_t dv = t.s->head_dim_v;
+    if (pages.page_size >= kDotRun && lo <= k0 && hi >= k0 + kDotRun && dims % 16 == 0) {
+      return {reinterpret_cast<const uint16_t*>(pages.Value(k0, dv)) + dim0 * 2, int64_t{dv} * 2};
+    }
+    for (int32_t i = 0; i < kPairs; ++i) {
+      const int32_t key = k0 + 2 * i;
+      uint16_t* const dst = copy + i * 128;
+      if (key + 1 < lo || key >= hi) {
+        __builtin_memset(dst, 0, 256);
+        continue;
+      }
+      const auto* src = reinterpret_cast<const uint16_t*>(pages.Value(key, dv)) + dim0 * 2;
+      int32_t d = 0;
+      for (; d + 16 <= dims; d += 16) __builtin_memcpy(dst + d * 2, src + d * 2, 64);
+      for (; d < dims; ++d) __builtin_memcpy(dst + d * 2, src + d * 2, 4);
+      for (; d % 16 != 0; ++d) __builtin_memset(dst + d * 2, 0, 4);
+      if (key < lo || key + 1 >= hi) {
+        const int32_t unseen = key < lo ? 0 : 1;
+        for (d = 0; d < dims; ++d) dst[d * 2 + unseen] = 0;
+      }
+    }
+    return {copy, 128};
+  }
+
+  static bool AllFinite(Pairs x, int32_t dims) {
+    uint32_t bad = 0;
+    for (int32_t i = 0; i < kPairs; ++i) {
+      for (int32_t d = 0; d < dims * 2; ++d) {
+        bad |= ((x.p[i * x.stride + d] & 0x7f80u) + 0x80u) & 0x8000u;
+      }
+    }
+    return bad == 0;
+  }
+
+  static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
+                     int32_t hi) {
+    const int32_t dv = t.s->head_dim_v;
+    int32_t all_from = lo;  // keys that all rows see
+    int32_t all_to = hi;
+    for (int32_t r = 0; r < pass.num_rows; ++r) {
+      if (pass.from[r] > all_from) all_from = pass.from[r];
+      if (pass.to[r] < all_to) all_to = pass.to[r];
+    }
+    Pairs runs[kRuns];
+    const int32_t first = lo / kDotRun * kDotRun;
+    for (int32_t dim0 = 0; dim0 < dv; dim0 += kFlashValueDims) {
+      const int32_t dims = dv - dim0 < kFlashValueDims ? dv - dim0 : kFlashValueDims;
+      bool finite = true;
+      for (int32_t k0 = first; k0 < hi; k0 += kDotRun) {
+        const int32_t n = (k0 - pass.split) / kDotRun;
+        PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
+        runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
+        const bool shared = k0 >= all_from / kDotRun * kDotRun &&
+                            (k0 > all_from || all_from <= lo) &&
+                            (k0 + kDotRun <= all_to || all_to >= hi);
+        if (!shared && !AllFinite(runs[n], dims)) finite = false;
+      }
+      for (int32_t r = 0; r < pass.num_rows && finite; r += 16) {
+        const int32_t rows = pass.num_rows - r < 16 ? pass.num_rows - r : 16;
+        Multiply(t, pass, runs, r, rows, pass.tile_from[r / 16], pass.tile_to[r / 16], dim0, dims);
+      }
+      for (int32_t r = 0; r < pass.num_rows && !finite; ++r) {
+        const int32_t from = pass.from[r] / kDotRun * kDotRun;
+        for (int32_t k0 = from; k0 < pass.to[r]; k0 += kDotRun) {
+          const int32_t n = (k0 - pass.split) / kDotRun;
+          runs[n] = ValueRun(t, pages, k0, pass.from[r], pass.to[r], dim0, dims, CopyOf(t, n));
+        }
+        Multiply(t, pass, runs, r, 1, from, (pass.to[r] + kDotRun - 1) / kDotRun * kDotRun, dim0,
+                 dims);
+      }
+    }
+    // -0 and 0 differ between a run that is not there and one of zeros: make them one.
+    float* acc = t.scratch.acc;
+    for (int32_t i = 0; i < pass.num_rows * FlashDv16(*t.s); i += 16) {
+      Store(Add(Load(acc + i), Zero()), acc + i);
+    }
+  }
+
+  static uint16_t* CopyOf(const FlashTask& t, int32_t run) {
+    return Halves(t.scratch.values) + int64_t{run} * kPairs * 128;
+  }
+
+  static void PrefetchValues(const FlashPages& pages, int32_t k0, int32_t hi, int32_t dv,
+                             int32_t dim0, int32_t dims) {
+    for (int32_t key = k0; key < k0 + kDotRun && key < hi; key += 2) {
+      const std::byte* p = pages.Value(key, dv) + int64_t{dim0} * 4;
+      for (int32_t d = 0; d < dims; d += 16) Prefetch(p + d * 4);
+    }
+  }
+
+#ifdef QUIRE_TILES
+#include "kernels/cpu/attention_flash_tiles-inl.h"
+#else
+  // acc[r] += a[r] x b over one run, for R rows of `a` that are `lda` floats apart.
+  template <int R>
+  static void Run(const float* a, int64_t lda, Pairs b, Vec* acc) {
+    Vec even[R], odd[R];
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = Zero();
+    for (int32_t i = 0; i < kPairs; ++i) {
+      Vec x = LoadEvenBF16(b.p + i * b.stride);
+      Vec y = LoadOddBF16(b.p + i * b.stride);
+      Pin(x);
+      Pin(y);
+      QUIRE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        even[r] = Fma(Set1(a[r * lda + 2 * i]), x, even[r]);
+        odd[r] = Fma(Set1(a[r * lda + 2 * i + 1]), y, odd[r]);
+      }
+    }
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) acc[r] = Add(acc[r], Add(even[r], odd[r]));
+  }
+
+  template <int R>
+  static void ScoreRows(const float* q, int32_t dims, int32_t num_whole, const Column& column,
+                        float* s) {
+    Vec acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = Zero();
+    for (int32_t n = 0; n * kDotRun < dims; ++n) {
+      Pairs b = column.rest;
+      if (n < num_whole)
+        b = {column.whole.p + n * kPairs * column.whole.stride, column.whole.stride};
+      Run<R>(q + n * kDotRun, dims, b, acc);
+    }
+    for (int r = 0; r < R; ++r) Store(acc[r], s + r * kFlashLdScores);
+  }
+
+  __attribute__((noinline)) static void ScoresFlushed(const FlashTask& t, const FlashPages& pages,
+                                                      const FlashPass& pass, int32_t lo,
+                                                      int32_t hi) {
+    constexpr int R = kMaxVecs >= 4 ? 6 : 3;
+    const int32_t dims = FlashDotDims(*t.s);
+    const int32_t num_whole = t.s->head_dim / kDotRun;
+    for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
+      const Column column = KeyColumn(t, pages, key, lo, hi);
+      if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
+      for (int32_t r = 0; r < pass.num_rows;) {
+        if (pass.tile_to[r / 16] <= key || pass.tile_from[r / 16] >= key + 16) {
+          r = r / 16 * 16 + 16;
+          continue;
+        }
+        const float* q = t.scratch.q + int64_t{r} * dims;
+        float* s = t.scratch.scores + int64_t{r} * kFlashLdScores + (key - pass.split);
+        const int32_t left = pass.num_rows - r;
+        if (left >= R) {
+          ScoreRows<R>(q, dims, num_whole, column, s);
+          r += R;
+        } else {
+          ScoreRows<1>(q, dims, num_whole, column, s);
+          r += 1;
+        }
+      }
+    }
+  }
+
+  template <int R>
+  static void MultiplyRows(const FlashTask& t, const Pairs* runs, int32_t r, int32_t from,
+                           int32_t to, int32_t split, int32_t dim0, int32_t d) {
+    const float* p = t.scratch.scores + int64_t{r} * kFlashLdScores;
+    Vec acc[R];
+    for (int i = 0; i < R; ++i) acc[i] = Zero();
+    for (int32_t k0 = from; k0 < to; k0 += kDotRun) {
+      const Pairs b = runs[(k0 - split) / kDotRun];
+      Run<R>(p + (k0 - split), kFlashLdScores, {b.p + d * 2, b.stride}, acc);
+    }
+    const int32_t dv16 = FlashDv16(*t.s);
+    for (int i = 0; i < R; ++i) Store(acc[i], t.scratch.acc + (r + i) * dv16 + dim0 + d);
+  }
+
+  __attribute__((noinline)) static void MultiplyFlushed(const FlashTask& t, const FlashPass& pass,
+                                                        const Pairs* runs, int32_t row,
+                                                        int32_t num_rows, int32_t from, int32_t to,
+                                                        int32_t dim0, int32_t dims) {
+    constexpr int R = kMaxVecs >= 4 ? 6 : 3;
+    for (int32_t d = 0; d < dims; d += 16) {
+      int32_t r = row;
+      for (; r + R <= row + num_rows; r += R) {
+        MultiplyRows<R>(t, runs, r, from, to, pass.split, dim0, d);
+      }
+      for (; r < row + num_rows; ++r) {
+        MultiplyRows<1>(t, runs, r, from, to, pass.split, dim0, d);
+      }
+    }
+  }
+
+  // What AMX always does. The work is in functions of their own, so that the compiler moves none of
+  // it out of the object's life.
+  struct FlushDenormals {
+#if defined(__x86_64__)
+    const unsigned saved = _mm_getcsr();
+    FlushDenormals() { _mm_setcsr(saved | 0x8040u); }
+    ~FlushDenormals() { _mm_setcsr(saved); }
+#endif
+  };
+  static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
+                     int32_t hi) {
+    FindTileRanges(pass);
+    const FlushDenormals flush;
+    ScoresFlushed(t, pages, pass, lo, hi);
+  }
+  static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* runs, int32_t row,
+                       int32_t num_rows, int32_t from, int32_t to, int32_t dim0, int32_t dims) {
+    const FlushDenormals flush;
+    MultiplyFlushed(t, pass, runs, row, num_rows, from, to, dim0, dims);
+  }
+  static void Begin() {}
+#endif
+};
+
+void FlashItemBF16(const FlashTask& t) {
+  Bf16Dot::Begin();
+  FlashItemOf<Bf16Dot>(t);
+}
+
+}  // namespace quire::kernels::QUIRE_ISA

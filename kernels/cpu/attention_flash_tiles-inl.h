@@ -1,0 +1,130 @@
+// kernels/cpu/attention_flash_tiles-inl.h -- the two products of attention_flash_bf16-inl.h as AMX
+// tile instructions: members of its Bf16Dot. Tiles are named by literals, as gcc wants them: 0..3
+// hold sums, the others what is multiplied.
+
+// The intrinsics do not tell the compiler that they read memory.
+#define QUIRE_TILE_LOAD(tile, p, bytes) \
+  __asm__ volatile("" ::: "memory");    \
+  _tile_loadd(tile, p, bytes)
+
+static void Begin() { ConfigureTiles(); }
+
+static void StoreHigh(Vec x, uint16_t* p) {
+  const __m512i u = _mm512_srli_epi32(_mm512_castps_si512(x.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
+}
+// Numerators are no denormals, which this instruction would take for 0.
+static void StoreRounded(Vec x, uint16_t* p) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
+}
+
+// N x 16 rows of queries against 16 keys.
+template <int N>
+static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const Column& column,
+                       float* s) {
+  const int64_t q_bytes = int64_t{dims} * 2;
+  const int64_t tile = 16 * int64_t{dims};
+  _tile_zero(0);
+  if constexpr (N > 1) _tile_zero(1);
+  if constexpr (N > 2) _tile_zero(2);
+  for (int32_t n = 0; n * kDotRun < dims; ++n) {
+    Pairs b = column.rest;
+    if (n < num_whole) b = {column.whole.p + n * kPairs * column.whole.stride, column.whole.stride};
+    const uint16_t* a = q + n * kDotRun;
+    QUIRE_TILE_LOAD(7, b.p, b.stride * 2);
+    QUIRE_TILE_LOAD(4, a, q_bytes);
+    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (N > 1) {
+      QUIRE_TILE_LOAD(5, a + tile, q_bytes);
+      _tile_dpbf16ps(1, 5, 7);
+    }
+    if constexpr (N > 2) {
+      QUIRE_TILE_LOAD(6, a + 2 * tile, q_bytes);
+      _tile_dpbf16ps(2, 6, 7);
+    }
+  }
+  constexpr int64_t kBytes = kFlashLdScores * 4;
+  _tile_stored(0, s, kBytes);
+  if constexpr (N > 1) _tile_stored(1, s + 16 * kFlashLdScores, kBytes);
+  if constexpr (N > 2) _tile_stored(2, s + 32 * kFlashLdScores, kBytes);
+}
+
+static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
+                   int32_t hi) {
+  FindTileRanges(pass);
+  const int32_t dims = FlashDotDims(*t.s);
+  const int32_t num_whole = t.s->head_dim / kDotRun;
+  const int32_t num_tiles = (pass.num_rows + 15) / 16;
+  for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
+    const Column column = KeyColumn(t, pages, key, lo, hi);
+    if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
+    // Ranges grow with the row's position: those who see these keys are neighbours.
+    int32_t first = 0;
+    while (first < num_tiles && pass.tile_to[first] <= key) ++first;
+    int32_t end = num_tiles;
+    while (end > first && pass.tile_from[end - 1] >= key + 16) --end;
+    const uint16_t* q = Halves(t.scratch.q) + int64_t{first} * 16 * dims;
+    float* s = t.scratch.scores + int64_t{first} * 16 * kFlashLdScores + (key - pass.split);
+    if (end - first == 1) ScoreTiles<1>(q, dims, num_whole, column, s);
+    if (end - first == 2) ScoreTiles<2>(q, dims, num_whole, column, s);
+    if (end - first == 3) ScoreTiles<3>(q, dims, num_whole, column, s);
+  }
+}
+
+// 16 rows of numerators against N x 16 dimensions, runs ascending.
+template <int N>
+static void MultiplyTiles(const uint16_t* p, const Pairs* runs, int32_t num_runs, float* acc,
+                          int64_t acc_bytes) {
+  _tile_zero(0);
+  if constexpr (N > 1) _tile_zero(1);
+  if constexpr (N > 2) _tile_zero(2);
+  if constexpr (N > 3) _tile_zero(3);
+  for (int32_t n = 0; n < num_runs; ++n, p += kDotRun) {
+    const Pairs b = runs[n];
+    QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
+    QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
+    _tile_dpbf16ps(0, 4, 5);
+    if constexpr (N > 1) {
+      QUIRE_TILE_LOAD(6, b.p + 32, b.stride * 2);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if constexpr (N > 2) {
+      QUIRE_TILE_LOAD(7, b.p + 64, b.stride * 2);
+      _tile_dpbf16ps(2, 4, 7);
+    }
+    if constexpr (N > 3) {
+      QUIRE_TILE_LOAD(5, b.p + 96, b.stride * 2);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+  }
+  _tile_stored(0, acc, acc_bytes);
+  if constexpr (N > 1) _tile_stored(1, acc + 16, acc_bytes);
+  if constexpr (N > 2) _tile_stored(2, acc + 32, acc_bytes);
+  if constexpr (N > 3) _tile_stored(3, acc + 48, acc_bytes);
+}
+
+// Computes the 16 rows from `row` on, whatever the number asked for: the scratch has room for them,
+// and later calls overwrite the others.
+static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* runs, int32_t row,
+                     int32_t /*num_rows*/, int32_t from, int32_t to, int32_t dim0, int32_t dims) {
+  const int32_t dv16 = FlashDv16(*t.s);
+  const int32_t first = (from - pass.split) / kDotRun;
+  const int32_t num_runs = (to - from) / kDotRun;
+  const uint16_t* p =
+      Halves(t.scratch.scores + int64_t{row} * kFlashLdScores) + (from - pass.split);
+  float* acc = t.scratch.acc + int64_t{row} * dv16 + dim0;
+  const int64_t bytes = int64_t{dv16} * 4;
+  switch ((dims + 15) / 16) {
+    case 1:
+      return MultiplyTiles<1>(p, runs + first, num_runs, acc, bytes);
+    case 2:
+      return MultiplyTiles<2>(p, runs + first, num_runs, acc, bytes);
+    case 3:
+      return MultiplyTiles<3>(p, runs + first, num_runs, acc, bytes);
+    default:
+      return MultiplyTiles<4>(p, runs + first, num_runs, acc, bytes);
+  }
+}
+
+#undef QUIRE_TILE_LOAD

@@ -1,0 +1,40 @@
+#include "kernels/cpu/tile_config.h"
+
+#include <cstdint>
+
+#include "kernels/cpu/isa_target.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+namespace quire::kernels {
+namespace {
+
+// The memory operand of ldtilecfg.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+constexpr TileConfig kConfig;
+thread_local bool configured = false;
+
+QUIRE_BEGIN_AMX
+void Load() { _tile_loadconfig(&kConfig); }
+QUIRE_END_ISA
+
+}  // namespace
+
+void ConfigureTiles() {
+  if (configured) return;
+  Load();
+  configured = true;
+}
+
+}  // namespace quire::kernels
+
+#endif
