@@ -20,10 +20,11 @@
 // chunking.
 //
 // dot = BF16: queries times softmax_scale / ln 2 and softmax's numerators are rounded to bf16
-// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in runs of kDotRun terms (the last
-// one filled up with zeros) of d, or of keys at absolute multiples; a run is one fma chain over its
-// even and one over its odd terms, both from 0, and their sum is added to what came before.
-// Denormals count as 0 in there. Other instruction sets compute the same bits by fma.
+// (nearest even), and products are added in float32 as one tile product of AMX-BF16 does it: in
+// runs of kDotRun terms (the last one filled up with zeros) of d, or of keys at absolute multiples;
+// a run is one fma chain over its even and one over its odd terms, both from 0, and their sum is
+// added to what came before. Denormals count as 0 in there. Other instruction sets compute the same
+// bits by fma.
 //
 // Thread: engine thread; run() fans out over the pool and joins before it returns.
 // Sources: FlashAttention-2 (arXiv:2307.08691), Flash-Decoding, FlashInfer (arXiv:2501.01005).

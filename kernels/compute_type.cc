@@ -1,5 +1,7 @@
 #include "kernels/compute_type.h"
 
+#include "kernels/cpu_isa.h"
+
 namespace quire::kernels {
 namespace {
 
@@ -17,6 +19,12 @@ std::string_view NameOf(ComputeType type) {
       return "bf16";
   }
   return "?";
+}
+
+ComputeType ResolveCompute(ComputeType want, DType stored) {
+  if (want != ComputeType::kAuto) return want;
+  const bool exact = stored != DType::kF32 && stored != DType::kF16;
+  return exact && ActiveIsa() == CpuIsa::kAmx ? ComputeType::kBF16 : ComputeType::kF32;
 }
 
 absl::StatusOr<ComputeType> FindCompute(std::string_view name) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "base/status.h"
 
 namespace quire::kernels {
@@ -18,6 +19,9 @@ namespace quire::kernels {
 enum class ComputeType : uint8_t { kAuto, kF32, kBF16 };
 
 std::string_view NameOf(ComputeType type);
+
+// What `want` is for weights that a file stores as `stored`, on this CPU; never kAuto.
+ComputeType ResolveCompute(ComputeType want, DType stored);
 
 // ERRORS: kInvalidArgument listing the names.
 absl::StatusOr<ComputeType> FindCompute(std::string_view name);

@@ -89,7 +89,8 @@ int64_t BlocksOf(int64_t k) { return (k + kDotBlock - 1) / kDotBlock; }
 
 constexpr size_t RoundUp64(size_t n) { return (n + 63) / 64 * 64; }
 size_t RowBytes(int64_t m, int64_t k) {
-  return RoundUp64(static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t));
+  return static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t) +
+         static_cast<size_t>(kTileBytes);
 }
 
 // The distinct inputs of a call that are multiplied in bf16, prepared in scratch.

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kernels/block_format.h"
-#include "kernels/cpu_isa.h"
 #include "kernels/linear.h"
 #include "kernels/weight_memory.h"
 
@@ -145,12 +144,6 @@ std::vector<uint16_t> ToBF16(DType type, const std::byte* source, int64_t count)
   return out;
 }
 
-ComputeType Resolve(ComputeType want, DType type) {
-  if (want != ComputeType::kAuto) return want;
-  const bool exact = type != DType::kF32 && type != DType::kF16;
-  return exact && ActiveIsa() == CpuIsa::kAmx ? ComputeType::kBF16 : ComputeType::kF32;
-}
-
 bool IsWeightType(DType type) {
   return FormatOf(type).is_block() || type == DType::kF32 || type == DType::kF16 ||
          type == DType::kBF16;
@@ -186,7 +179,7 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   PackedWeight out;
   out.n_ = n;
   out.k_ = k;
-  out.compute_ = Resolve(compute, w.dtype);
+  out.compute_ = ResolveCompute(compute, w.dtype);
   const bool rounds = out.compute_ == ComputeType::kBF16 && !FormatOf(w.dtype).is_block();
   out.dtype_ = rounds ? DType::kBF16 : w.dtype;
   const size_t panel_bytes = PanelBytes(out.dtype_, k);

@@ -361,7 +361,8 @@ void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* o
                    out, dim, pool_);
 }
 
-void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in, Activations& a) {
+void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in,
+                          Activations& a) {
   const int64_t hidden = config_.hidden_dim;
   const bool normed = !post.weight.empty();
   float* const y = normed ? a.normed.data() : a.x.data();

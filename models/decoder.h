@@ -93,7 +93,8 @@ class Decoder : public Model {
   void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
   // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
   // not a.normed.
-  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in, Activations& a);
+  void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in,
+                   Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;

@@ -18,11 +18,23 @@
 namespace quire {
 namespace {
 
-absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
+// auto: as precise as the products that made the keys.
+absl::StatusOr<DType> ParseKvDtype(const std::string& name, kernels::ComputeType compute) {
+  if (name == "auto" && compute == kernels::ComputeType::kBF16) return DType::kBF16;
   if (name == "auto" || name == "float32") return DType::kF32;
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
   return InvalidArgument("kv_cache_dtype={} is not one of auto, float32, bfloat16, float16", name);
+}
+
+// Of the layers' weights.
+DType MainType(const ModelWeights& weights) {
+  for (const LayerWeights& layer : weights.layers) {
+    for (const std::optional<TensorView>* w : {&layer.gate, &layer.up, &layer.q}) {
+      if (*w) return (*w)->dtype;
+    }
+  }
+  return DType::kF32;
 }
 
 std::string KvDtypeName(DType t) {
@@ -76,6 +88,7 @@ class Runtime : public ModelRuntime {
   std::string attention_name_;
   std::string weight_format_;
   DType kv_dtype_ = DType::kF32;
+  DType attention_dot_ = DType::kF32;
   int32_t max_model_len_ = 0;
   MemoryProfile profile_;
   std::unique_ptr<ThreadPool> pool_;
@@ -102,7 +115,6 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
                    kernels::FindAttention(options.attention));
   attention_name_ = std::string(attention->name);
   ASSIGN_OR_RETURN(const kernels::ComputeType compute, kernels::FindCompute(options.compute));
-  ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
 
@@ -116,10 +128,17 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
+  const kernels::ComputeType in_layers = ResolveCompute(compute, MainType(weights));
+  ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype, in_layers));
+  // Products of rounded keys need no more than products with weights do.
+  attention_dot_ = in_layers == kernels::ComputeType::kBF16 && kv_dtype_ == DType::kBF16
+                       ? DType::kBF16
+                       : DType::kF32;
   ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
                                            {.attention = attention,
                                             .compute = compute,
                                             .kv_dtype = kv_dtype_,
+                                            .attention_dot = attention_dot_,
                                             .block_size = options.block_size},
                                            *pool_));
   checkpoint_.weights->DropPages();
@@ -143,6 +162,7 @@ absl::Status Runtime::LoadDraftModel() {
                                 .attention = attention_name_,
                                 .compute = model_->compute(),
                                 .kv_dtype = kv_dtype_,
+                                .attention_dot = attention_dot_,
                                 .block_size = options_.block_size,
                                 .num_blocks = options_.draft_num_blocks,
                                 .max_num_seqs = options_.max_num_seqs,

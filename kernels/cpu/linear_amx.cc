@@ -12,6 +12,7 @@
 #include "kernels/block_format.h"
 #include "kernels/cpu/linear_dot.h"
 #include "kernels/cpu/linear_kernels.h"
+#include "kernels/cpu/tile_config.h"
 
 QUIRE_BEGIN_AMX
 namespace quire::kernels {
@@ -24,27 +25,10 @@ namespace {
 #include "kernels/cpu/linear_dot-inl.h"
 // clang-format on
 
-constexpr int64_t kTileBytes = 1024;
 constexpr int32_t kStrip = 16;  // columns of a tile
 
-// Tiles 0 .. 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes_per_row[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// rows: of x in a tile.
-void LoadConfig(int64_t rows) {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.bytes_per_row[i] = 64;
-    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kTileRows);
-  }
-  _tile_loadconfig(&config);
-}
+// Tiles 0 .. 3 are sums, 4 and 5 rows of x, 6 and 7 weights. All have sixteen rows, also where x
+// has fewer: what is read beyond them gives sums that nobody adds.
 
 // The compiler does not see what a tile load reads.
 inline void MemoryBarrier() { asm volatile("" ::: "memory"); }
@@ -317,7 +301,6 @@ void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_
   const Tables tables = TablesOf<kType>();
   const int64_t first_row = first_tile * kTileRows;
   const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
-  int64_t config = 0;  // rows that it is for
   for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
     const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
     if constexpr (HasMean(kType)) {
@@ -331,8 +314,6 @@ void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_
     }
     for (int32_t col = 0; col < kPanel; col += kStrip) {
       if (num_tiles == 1) {
-        if (config != rows) LoadConfig(rows);
-        config = rows;
         LookUpAndMultiply<kType>(panel, b0, num_blocks, col, tables,
                                  x.Tile(first_tile) + b0 * rows * kDotBlock, rows, strip, c + col);
         continue;
@@ -340,8 +321,6 @@ void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_
       Expand<kType>(panel, b0, num_blocks, col, tables, 0, strip);
       for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t n = x.RowsOfTile(first_tile + t);
-        if (n != config) LoadConfig(n);
-        config = n;
         MultiplyTail<kParts>(n, strip, num_blocks * kParts,
                              x.Tile(first_tile + t) + b0 * n * kDotBlock,
                              c + t * kTileRows * kPanel + col);
@@ -359,7 +338,6 @@ void Plain(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t
   int64_t t = 0;
   for (; t < num_tiles; ++t) {
     const int64_t n = x.RowsOfTile(first_tile + t);
-    if (t == 0 || n < kTileRows) LoadConfig(n);
     const uint16_t* tile = x.Tile(first_tile + t);
     float* out = c + t * kTileRows * kPanel;
     if (t + 1 < num_tiles && x.RowsOfTile(first_tile + t + 1) == kTileRows) {
@@ -442,8 +420,8 @@ void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t f
 
 void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
                  int64_t num_tiles, float* c) {
+  ConfigureTiles();
   amx::PanelOfType(type, panel, x, first_tile, num_tiles, c);
-  _tile_release();
 }
 
 }  // namespace quire::kernels

@@ -23,8 +23,10 @@ namespace quire::kernels {
 inline constexpr int64_t kDotBlock = 32;  // k
 inline constexpr int64_t kDotRun = 12;    // blocks
 inline constexpr int64_t kTileRows = 16;  // rows of x side by side
+inline constexpr int64_t kTileBytes = kTileRows * kDotBlock * 2;
 
-// Rows of x as bfloat16 products see them, in tiles of kTileRows rows; the last may have fewer.
+// Rows of x as bfloat16 products see them, in tiles of kTileRows rows; the last may have fewer, and
+// then kTileBytes behind it can be read.
 struct DotRows {
   int64_t num_rows = 0;
   int64_t blocks = 0;     // of k, the last filled up with zeros
@@ -39,7 +41,7 @@ struct DotRows {
 };
 
 // c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and the 64 columns of one
-// packed panel. c: [rows][kPanel], 64-byte aligned.
+// packed panel. c: [rows, up to whole tiles][kPanel], 64-byte aligned.
 using DotPanelFn = void (*)(DType type, const std::byte* panel, const DotRows& x,
                             int64_t first_tile, int64_t num_tiles, float* c);
 
