@@ -21,8 +21,10 @@
 //                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of the halves of word h are
 //                   values
 //                                        16 h + 2 i and 16 h + 2 i + 1
-//       or codes    [8][64][4] int8      8 bit
-// Even values in lower, odd ones in upper halves: a pair is one lookup of 16-bit lanes.
+//       or codes    [8][64][4] int8      8 bit: bytes of words 2 g and 2 g + 1 are values
+//                                        8 g + 0 4 1 5 and 8 g + 2 6 3 7, which is what every
+//                                        second nibble of a word g above is
+// Even values in lower, odd ones in upper halves: a pair is one look-up of 16-bit lanes.
 // Sources: ggml's block structs as PyPI's `gguf` reads them (gguf/quants.py).
 #pragma once
 

@@ -5,7 +5,8 @@
 namespace quire::kernels {
 namespace {
 
-constexpr ComputeType kAll[] = {ComputeType::kAuto, ComputeType::kF32, ComputeType::kBF16};
+constexpr ComputeType kAll[] = {ComputeType::kAuto, ComputeType::kF32, ComputeType::kBF16,
+                                ComputeType::kI8};
 
 }  // namespace
 
@@ -17,6 +18,8 @@ std::string_view NameOf(ComputeType type) {
       return "float32";
     case ComputeType::kBF16:
       return "bf16";
+    case ComputeType::kI8:
+      return "int8";
   }
   return "?";
 }

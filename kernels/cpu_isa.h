@@ -21,6 +21,9 @@ std::string DescribeCpu();
 CpuIsa ActiveIsa();
 std::string_view NameOf(CpuIsa isa);
 
+// Whether the row in use may run AVX512-VNNI instructions.
+bool UseVnni();
+
 // `want`: "auto" or a row's name. Not thread-safe: start-up and tests only.
 // ERRORS: kInvalidArgument listing the names; kFailedPrecondition if this CPU lacks it.
 absl::Status SelectIsa(std::string_view want);

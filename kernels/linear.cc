@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "kernels/cpu/flush_subnormals.h"
 #include "kernels/cpu/linear_dot.h"
+#include "kernels/cpu/linear_int8.h"
 #include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu_isa.h"
 
@@ -44,6 +45,21 @@ DotPanelFn ActiveDotPanelFn() {
 #endif
     default:
       return DotPanelPortable;
+  }
+}
+
+Int8PanelFn ActiveInt8PanelFn() {
+  switch (ActiveIsa()) {
+#if defined(__x86_64__)
+    case CpuIsa::kAmx:
+      return Int8PanelAmx;
+    case CpuIsa::kAvx512:
+      return UseVnni() ? Int8PanelVnni : Int8PanelAvx2;
+    case CpuIsa::kAvx2:
+      return Int8PanelAvx2;
+#endif
+    default:
+      return Int8PanelPortable;
   }
 }
 
@@ -90,16 +106,24 @@ int64_t BlocksOf(int64_t k) { return (k + kDotBlock - 1) / kDotBlock; }
 constexpr size_t RoundUp64(size_t n) { return (n + 63) / 64 * 64; }
 size_t RowBytes(int64_t m, int64_t k) {
   return static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t) +
-         static_cast<size_t>(kTileBytes);
+         2 * static_cast<size_t>(kTileBytes);
 }
 
-// The distinct inputs of a call that are multiplied in bf16, prepared in scratch.
-class DotInputs {
+// The distinct inputs of a call that are not multiplied in float32, prepared in scratch.
+class PreparedInputs {
  public:
-  DotInputs(std::span<const LinearJob> jobs, int64_t m, std::span<std::byte> scratch,
-            ThreadPool& pool) {
+  struct Input {
+    const float* x;
+    int64_t ldx, k;
+    ComputeType compute;
+    DotRows bf16;
+    Int8Rows int8;
+  };
+
+  PreparedInputs(std::span<const LinearJob> jobs, int64_t m, std::span<std::byte> scratch,
+                 ThreadPool& pool) {
     for (const LinearJob& job : jobs) {
-      if (job.w->compute() != ComputeType::kBF16 || Find(job) != nullptr) continue;
+      if (job.w->compute() == ComputeType::kF32 || Find(job) != nullptr) continue;
       const int64_t k = job.w->k();
       const size_t bytes = LinearScratchBytes(m, k);
       CHECK(num_ < kMost && bytes <= scratch.size(), "input {}: {} bytes of scratch, {} left", num_,
@@ -108,43 +132,63 @@ class DotInputs {
       in.x = job.x;
       in.ldx = job.ldx;
       in.k = k;
-      in.rows = {.num_rows = m,
-                 .blocks = BlocksOf(k),
-                 .x = reinterpret_cast<uint16_t*>(scratch.data()),
-                 .sums = reinterpret_cast<float*>(scratch.data() + RowBytes(m, k))};
+      in.compute = job.w->compute();
+      const int64_t blocks = BlocksOf(k);
+      std::byte* const rest = scratch.data() + RowBytes(m, k);
+      auto* const floats = reinterpret_cast<float*>(rest);
+      if (in.compute == ComputeType::kBF16) {
+        in.bf16 = {.num_rows = m,
+                   .blocks = blocks,
+                   .x = reinterpret_cast<uint16_t*>(scratch.data()),
+                   .sums = floats};
+      } else {
+        // Half of the room for rows is free for two of the three arrays.
+        auto* const more = reinterpret_cast<float*>(scratch.data() + RowBytes(m, k) / 2);
+        in.int8 = {.num_rows = m,
+                   .blocks = blocks,
+                   .q = reinterpret_cast<int8_t*>(scratch.data()),
+                   .scales = more,
+                   .sums = floats,
+                   .totals = reinterpret_cast<int32_t*>(more + m * blocks)};
+      }
       scratch = scratch.subspan(bytes);
-      Prepare(in, pool);
+      Prepare(in, m, pool);
     }
   }
 
-  const DotRows* Find(const LinearJob& job) const {
+  const Input* Find(const LinearJob& job) const {
     for (size_t i = 0; i < num_; ++i) {
       const Input& in = inputs_[i];
-      if (in.x == job.x && in.ldx == job.ldx && in.k == job.w->k()) return &in.rows;
+      if (in.x == job.x && in.ldx == job.ldx && in.k == job.w->k() &&
+          in.compute == job.w->compute()) {
+        return &in;
+      }
     }
     return nullptr;
   }
 
  private:
   static constexpr size_t kMost = 4;
-  struct Input {
-    const float* x;
-    int64_t ldx, k;
-    DotRows rows;
-  };
 
-  static void Prepare(const Input& in, ThreadPool& pool) {
-    const auto prepare = QUIRE_FOR_ISA(PrepareRow);
-    const DotRows& rows = in.rows;
+  static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
+    const auto round = QUIRE_FOR_ISA(PrepareRow);
+    const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
     const auto tile = [&](int64_t t, int32_t) {
-      const int64_t n = rows.RowsOfTile(t);
+      const int64_t n = std::min(kTileRows, m - t * kTileRows);
       for (int64_t r = 0; r < n; ++r) {
         const int64_t row = t * kTileRows + r;
-        prepare(in.x + row * in.ldx, in.k, r, n, rows.Tile(t), rows.sums + row * rows.blocks);
+        const float* x = in.x + row * in.ldx;
+        const int64_t at = row * BlocksOf(in.k);
+        if (in.compute == ComputeType::kBF16) {
+          round(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
+        } else {
+          quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
+                   in.int8.totals + at);
+        }
       }
     };
-    const int64_t tiles = (rows.num_rows + kTileRows - 1) / kTileRows;
-    if (rows.num_rows * in.k > kSerialValues) return pool.ParallelFor(tiles, tile);
+    const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+    if (m * in.k > kSerialValues) return pool.ParallelFor(tiles, tile);
     for (int64_t t = 0; t < tiles; ++t) tile(t, 0);
   }
 
@@ -163,11 +207,12 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
   if (m <= 0) return;
   int64_t panels = 0;
   for (const LinearJob& job : jobs) panels += PanelsOf(*job.w);
-  const DotInputs inputs(jobs, m, scratch, pool);
+  const PreparedInputs inputs(jobs, m, scratch, pool);
   const int64_t tiles = (m + kTileRows - 1) / kTileRows;
   const int64_t chunks = NumRowChunks(m, panels, pool.num_threads());
   const PanelFn run = ActivePanelFn();
-  const DotPanelFn run_dot = ActiveDotPanelFn();
+  const DotPanelFn run_bf16 = ActiveDotPanelFn();
+  const Int8PanelFn run_int8 = ActiveInt8PanelFn();
   // Chunks of one panel are neighbours: the second finds the panel's bytes in cache.
   pool.ParallelFor(panels * chunks, [&](int64_t task, int32_t) {
     const int64_t chunk = task % chunks;
@@ -182,11 +227,19 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
     const std::byte* packed =
         w.data() + static_cast<size_t>(panel) * (w.bytes() / static_cast<size_t>(PanelsOf(w)));
     alignas(64) std::array<float, static_cast<size_t>(kMaxRows * kPanel)> c;
-    if (w.compute() == ComputeType::kBF16) {
-      const FlushSubnormals flush;
-      run_dot(w.dtype(), packed, *inputs.Find(*job), first_tile, end_tile - first_tile, c.data());
-    } else {
-      run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
+    const int64_t num_tiles = end_tile - first_tile;
+    switch (w.compute()) {
+      case ComputeType::kBF16: {
+        const FlushSubnormals flush;
+        run_bf16(w.dtype(), packed, inputs.Find(*job)->bf16, first_tile, num_tiles, c.data());
+        break;
+      }
+      case ComputeType::kI8:
+        run_int8(w.dtype(), packed, inputs.Find(*job)->int8, first_tile, num_tiles, c.data());
+        break;
+      default:
+        run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
+        break;
     }
     Finish(*job, panel, first, rows, c.data());
   });

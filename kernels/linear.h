@@ -3,7 +3,9 @@
 // Exactness (C1): the number of rows, threads and the instruction set change blocking only, never a
 // bit. In float32 y[m][n] is one chain, k ascending, acc = fma(x[m][k], w[n][k], acc) from 0;
 // w[n][k] is the weight's float32 value (for block types: what the format's dequantiser gives). In
-// bf16 x is rounded to bfloat16, weights are not, and cpu/linear_dot.h states the order of sums.
+// bf16 x is rounded to bfloat16, weights are not (cpu/linear_dot.h); in int8 x becomes 8-bit codes,
+// a scale for each 32 values of a row, weights stay exact (cpu/linear_int8.h). These state the
+// order.
 //
 // Weights keep their file format's precision and about its size in memory: block types stay packed
 // and are expanded in registers or in a small scratch tile that lives in cache.
@@ -33,7 +35,8 @@ class PackedWeight {
   PackedWeight& operator=(PackedWeight&&) noexcept = default;
 
   // w: [n, k], any of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; k is a
-  // multiple of the block size. The source is not kept. kBF16 rounds F32 and F16 to BF16.
+  // multiple of the block size. The source is not kept. kBF16 rounds F32 and F16 to BF16,
+  // kI8 all plain types to Q8_0.
   // ERRORS: kUnimplemented naming the type; kInvalidArgument for a shape that does not fit.
   static absl::StatusOr<PackedWeight> Pack(const TensorView& w, ThreadPool& pool,
                                            ComputeType compute = ComputeType::kF32);
@@ -72,7 +75,7 @@ struct LinearJob {
 };
 
 // Scratch that RunLinear needs for m rows of each distinct input of depth k that is multiplied in
-// bf16: the rounded rows and their sums.
+// bf16 or int8: the rounded rows, their scales and sums.
 size_t LinearScratchBytes(int64_t m, int64_t k);
 
 // All jobs have the same number of rows m; they run in one fork-join (q, k and v; gate and up).

@@ -1,6 +1,7 @@
 // PackedWeight: from a checkpoint's rows to panels of 64 columns (block_format.h), and back for one
 // row. Load time and embedding look-ups; the products are in linear.cc.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -24,6 +25,12 @@ size_t PanelBytes(DType type, int64_t k) {
 
 // Where value j of a word of 2 n values of `bits` bits is: even ones in the lower half.
 constexpr uint32_t ShiftOf(uint32_t j, uint32_t bits) { return j % 2 * 16 + j / 2 * bits; }
+
+// Where byte i of 32 is in the words of column col.
+constexpr size_t ByteOf(size_t i, size_t col) {
+  const size_t j = i % 8;
+  return (i / 8 * 2 + j / 2 % 2) * kPanel * 4 + col * 4 + j % 2 * 2 + j / 4;
+}
 
 // The lowest four bits of eight bytes as one word.
 uint32_t PackNibbles(const uint8_t* codes) {
@@ -54,8 +61,7 @@ void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t co
   if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
   std::byte* codes = p + f.codes_offset();
   if (f.bits == 8) {
-    for (int32_t i = 0; i < kSubBlock; i += 4)
-      std::memcpy(codes + i * kPanel + 4 * col, s.codes + i, 4);
+    for (size_t i = 0; i < kSubBlock; ++i) Put(codes + ByteOf(i, col), 0, s.codes[i]);
     return;
   }
   for (int32_t g = 0; g < 4; ++g) Put(codes + 4 * kPanel * g, col, PackNibbles(s.codes + 8 * g));
@@ -84,7 +90,7 @@ SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub,
   const std::byte* codes = p + f.codes_offset();
   for (uint32_t i = 0; i < kSubBlock; ++i) {
     if (f.bits == 8) {
-      s.codes[i] = Get<uint8_t>(codes + i / 4 * 4 * kPanel + 4 * col + i % 4, 0);
+      s.codes[i] = Get<uint8_t>(codes + ByteOf(i, col), 0);
       continue;
     }
     uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> ShiftOf(i % 8, 4) & 15u;
@@ -136,11 +142,27 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
   }
 }
 
-std::vector<uint16_t> ToBF16(DType type, const std::byte* source, int64_t count) {
+// Values of a plain type in the form that a file of `to` (BF16, Q8_0) would have.
+std::vector<std::byte> Rounded(DType from, const std::byte* source, int64_t count, DType to) {
   std::vector<float> values(static_cast<size_t>(count));
-  Dequantize(type, source, count, values.data());
-  std::vector<uint16_t> out(values.size());
-  std::transform(values.begin(), values.end(), out.begin(), FloatToBF16);
+  Dequantize(from, source, count, values.data());
+  std::vector<std::byte> out(BytesFor(to, values.size()));
+  if (to == DType::kBF16) {
+    for (size_t i = 0; i < values.size(); ++i) Put(out.data(), i, FloatToBF16(values[i]));
+    return out;
+  }
+  // As ggml's quantiser: the scale that is divided by is not yet rounded to fp16.
+  std::byte* block = out.data();
+  for (size_t i = 0; i < values.size(); i += kSubBlock, block += 2 + kSubBlock) {
+    float max = 0.0f;
+    for (size_t j = i; j < i + kSubBlock; ++j) max = std::max(max, std::abs(values[j]));
+    const float d = max / 127.0f;
+    const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    Put(block, 0, FloatToF16(d));
+    for (size_t j = 0; j < kSubBlock; ++j) {
+      Put(block + 2, j, static_cast<int8_t>(std::round(values[i + j] * inverse)));
+    }
+  }
   return out;
 }
 
@@ -180,8 +202,12 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   out.n_ = n;
   out.k_ = k;
   out.compute_ = ResolveCompute(compute, w.dtype);
-  const bool rounds = out.compute_ == ComputeType::kBF16 && !FormatOf(w.dtype).is_block();
-  out.dtype_ = rounds ? DType::kBF16 : w.dtype;
+  out.dtype_ = w.dtype;
+  if (!FormatOf(w.dtype).is_block()) {
+    if (out.compute_ == ComputeType::kI8 && k % kSubBlock != 0) out.compute_ = ComputeType::kF32;
+    if (out.compute_ == ComputeType::kBF16) out.dtype_ = DType::kBF16;
+    if (out.compute_ == ComputeType::kI8) out.dtype_ = DType::kQ8_0;
+  }
   const size_t panel_bytes = PanelBytes(out.dtype_, k);
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
   out.data_.reset(AllocateWeights(out.bytes_));
@@ -202,8 +228,8 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     if (out.dtype_ == w.dtype) {
       PackPanel(w.dtype, rows, num_rows, k, to);
     } else {
-      const std::vector<uint16_t> rounded = ToBF16(w.dtype, rows, num_rows * k);
-      PackPanel(DType::kBF16, reinterpret_cast<const std::byte*>(rounded.data()), num_rows, k, to);
+      const std::vector<std::byte> rounded = Rounded(w.dtype, rows, num_rows * k, out.dtype_);
+      PackPanel(out.dtype_, rounded.data(), num_rows, k, to);
     }
   });
   return out;

@@ -127,29 +127,34 @@ absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType com
   return absl::OkStatus();
 }
 
-kernels::ComputeType Decoder::compute() const {
-  const auto is_bf16 = [](const Projection& p) {
-    return p.weight.n() > 0 && p.weight.compute() == kernels::ComputeType::kBF16;
-  };
-  bool any = is_bf16(head_);
+std::vector<const kernels::PackedWeight*> Decoder::LinearWeights() const {
+  std::vector<const kernels::PackedWeight*> all = {&head_.weight};
   for (const Layer& l : layers_) {
     for (const Projection* p : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
-      any = any || is_bf16(*p);
+      if (p->weight.n() > 0) all.push_back(&p->weight);
     }
   }
-  return any ? kernels::ComputeType::kBF16 : kernels::ComputeType::kF32;
+  return all;
+}
+
+kernels::ComputeType Decoder::compute() const {
+  kernels::ComputeType most = kernels::ComputeType::kF32;
+  for (const kernels::PackedWeight* w : LinearWeights()) most = std::max(most, w->compute());
+  return most;
 }
 
 size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
-  if (compute() == kernels::ComputeType::kF32) return 0;
+  bool bf16 = false, int8 = false;
   int64_t depth = 0;
-  for (const Layer& l : layers_) {
-    for (const Projection* p : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
-      depth = std::max(depth, p->weight.k());
-    }
+  for (const kernels::PackedWeight* w : LinearWeights()) {
+    bf16 = bf16 || w->compute() == kernels::ComputeType::kBF16;
+    int8 = int8 || w->compute() == kernels::ComputeType::kI8;
+    if (w != &head_.weight) depth = std::max(depth, w->k());
   }
-  return std::max(kernels::LinearScratchBytes(tokens, depth),
-                  kernels::LinearScratchBytes(rows, head_.weight.k()));
+  // Jobs of one call share their input, which may be needed in both forms.
+  const size_t forms = (bf16 ? 1u : 0u) + (int8 ? 1u : 0u);
+  return forms * std::max(kernels::LinearScratchBytes(tokens, depth),
+                          kernels::LinearScratchBytes(rows, head_.weight.k()));
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {

@@ -41,7 +41,7 @@ class Decoder : public Model {
   const CacheLayout& cache_layout() const override { return layout_; }
   int32_t vocab_size() const override { return config_.vocab_size; }
   size_t weight_bytes() const override { return weight_bytes_; }
-  // Of the linear layers: bf16 if any of them is.
+  // Of the linear layers: the coarsest of any.
   kernels::ComputeType compute() const;
   absl::StatusOr<ForwardOutput> Forward(const ForwardBatch& batch, PageStorage& storage,
                                         Arena& arena) override;
@@ -80,6 +80,7 @@ class Decoder : public Model {
   absl::StatusOr<Projection> LoadProjection(const TensorView& weight,
                                             const std::optional<TensorView>& bias,
                                             kernels::ComputeType compute);
+  std::vector<const kernels::PackedWeight*> LinearWeights() const;
   // Scratch of RunLinear for `tokens` rows of any layer and `rows` of the head.
   size_t ScratchBytes(int64_t tokens, int64_t rows) const;
 

@@ -31,7 +31,7 @@ class OpProfile;  // kernels/profile/op_profile.h
 struct RuntimeOptions {
   std::string model;  // a .gguf file, or a directory with config.json and safetensors
   std::string attention = "flash";
-  std::string compute = "auto";  // of linear layers: auto, float32, bf16
+  std::string compute = "auto";  // of linear layers: auto, float32, bf16, int8
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/block_format.h"
 #include "kernels/cpu/flush_subnormals.h"
 #include "kernels/linear.h"
 #include "tests/support/linear_problem.h"
@@ -22,23 +21,6 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 float Rounded(float x) { return BF16ToFloat(FloatToBF16(x)); }
-
-// 16 lanes, then halves onto halves: the order of every reduction (kernels/ops.h).
-float Sum32(const float* x) {
-  float lane[16];
-  for (int i = 0; i < 16; ++i) lane[i] = x[i] + x[16 + i];
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  }
-  return lane[0];
-}
-
-// What one block of 32 weights of a row is made of.
-struct Block {
-  float code[32];
-  float scale[2];
-  float mean = 0.0f;
-};
 
 struct Problem {
   DType type;
@@ -66,38 +48,7 @@ struct Problem {
 
   float X(int64_t r, int64_t i) const { return i < k ? x[static_cast<size_t>(r * ldx + i)] : 0.0f; }
 
-  Block At(int64_t j, int64_t b) const {
-    Block out;
-    const DTypeInfo info = InfoOf(type);
-    const BlockFormat f = FormatOf(type);
-    const std::byte* row =
-        file.data() + static_cast<size_t>(j) * BytesFor(type, static_cast<size_t>(k));
-    if (!f.is_block()) {
-      for (int64_t i = 0; i < 32; ++i) {
-        float v = 0.0f;
-        if (b * 32 + i < k) {
-          Dequantize(type, row + (b * 32 + i) * info.block_bytes, 1, &v);
-        }
-        out.code[i] = Rounded(v);
-      }
-      return out;
-    }
-    const int64_t subs = info.block_size / 32;
-    const SubBlock s =
-        ReadSubBlock(type, row + b / subs * info.block_bytes, static_cast<int32_t>(b % subs));
-    const int centre = f.has_min ? (f.bits == 5 ? 16 : 8) : f.offset;
-    for (int i = 0; i < 32; ++i) {
-      const int code = f.bits == 8 ? static_cast<int8_t>(s.codes[i]) : s.codes[i];
-      out.code[i] = static_cast<float>(code - centre);
-    }
-    for (int i = 0; i < 2; ++i) out.scale[i] = F16ToFloat(s.d) * static_cast<float>(s.scale[i]);
-    if (f.has_min) {
-      const float min =
-          f.num_scales > 0 ? -(F16ToFloat(s.m) * static_cast<float>(s.min)) : F16ToFloat(s.m);
-      out.mean = std::fma(out.scale[0], static_cast<float>(centre), min);
-    }
-    return out;
-  }
+  Block At(int64_t j, int64_t b) const { return BlockOf(type, file, k, j, b); }
 
   // The contract, literally.
   float Want(int64_t r, int64_t j) const {
@@ -360,7 +311,7 @@ TEST(LinearBf16Pack, AutoRoundsNoWeight) {
 }
 
 TEST(ComputeTypeTest, NamesThereAndBack) {
-  for (const char* name : {"auto", "float32", "bf16"}) {
+  for (const char* name : {"auto", "float32", "bf16", "int8"}) {
     auto type = FindCompute(name);
     ASSERT_TRUE(type.ok());
     EXPECT_EQ(NameOf(*type), name);

@@ -63,7 +63,7 @@ struct Decoder {
     constexpr int kHalf = j % 2 * 16;
     typename V::F q;
     if constexpr (kFormat.bits == 8) {
-      q = V::template ByteI8<j % 4>(j < 4 ? low_ : next_low_);
+      q = V::template ByteI8<j % 2 * 2 + j / 4>(j / 2 % 2 == 0 ? low_ : next_low_);
     } else {
       q = V::template Nibble<kFormat.offset>(V::template Shr<kHalf + j / 2 * 4>(low_));
     }

@@ -99,11 +99,11 @@ __m512i Lookup(const Tables& t, __m512i low, __m512i high) {
   }
 }
 
-// Bytes 2 p and 2 p + 1 of each word as bfloat16: small integers have zeros in their lower half.
-template <int p>
+// Bytes b and b + 2 of each word as bfloat16: small integers have zeros in their lower half.
+template <int b>
 __m512i BytesToBF16(__m512i word) {
-  const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 16 * p), 24);
-  const __m512i odd = _mm512_srai_epi32(p == 0 ? _mm512_slli_epi32(word, 16) : word, 24);
+  const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * b), 24);
+  const __m512i odd = _mm512_srai_epi32(b == 0 ? _mm512_slli_epi32(word, 8) : word, 24);
   const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
   return _mm512_or_si512(low, _mm512_castps_si512(_mm512_cvtepi32_ps(odd)));
 }
@@ -114,8 +114,8 @@ void ExpandGroup(const Tables& t, const std::byte* codes, int32_t col, __m512i h
   if constexpr (FormatOf(kType).bits == 8) {
     for (int q = 0; q < 2; ++q) {
       const __m512i word = V::LoadU32(codes + 4 * (kPanel * (2 * g + q) + col));
-      StorePair(BytesToBF16<0>(word), rows[2 * q]);
-      StorePair(BytesToBF16<1>(word), rows[2 * q + 1]);
+      StorePair(BytesToBF16<0>(word), rows[q]);
+      StorePair(BytesToBF16<1>(word), rows[q + 2]);
     }
   } else {
     const __m512i low = V::LoadU32(codes + 4 * (kPanel * g + col));

@@ -37,7 +37,7 @@ typename V::F Code(const Decoder<kType>& d) {
   constexpr BlockFormat kFormat = FormatOf(kType);
   constexpr int kHalf = j % 2 * 16;
   if constexpr (kFormat.bits == 8) {
-    return V::template ByteI8<j % 4>(j < 4 ? d.low_ : d.next_low_);
+    return V::template ByteI8<j % 2 * 2 + j / 4>(j / 2 % 2 == 0 ? d.low_ : d.next_low_);
   } else {
     typename V::F q =
         V::template Nibble<CentreOf(kType)>(V::template Shr<kHalf + j / 2 * 4>(d.low_));

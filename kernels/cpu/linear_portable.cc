@@ -8,6 +8,7 @@
 #include "kernels/block_format.h"
 #include "kernels/cpu/isa_target.h"
 #include "kernels/cpu/linear_dot.h"
+#include "kernels/cpu/linear_int8.h"
 #include "kernels/cpu/linear_kernels.h"
 
 namespace quire::kernels {
@@ -94,6 +95,42 @@ struct V {
     }
     return r;
   }
+  static U SetWord(uint32_t w) {
+    U r;
+    r.v.fill(w);
+    return r;
+  }
+  static U And(U a, U b) {
+    for (size_t i = 0; i < kLanes; ++i) a.v[i] &= b.v[i];
+    return a;
+  }
+  static U Or(U a, U b) {
+    for (size_t i = 0; i < kLanes; ++i) a.v[i] |= b.v[i];
+    return a;
+  }
+  static void StoreU32(uint32_t* p, U x) { std::memcpy(p, &x, sizeof(x)); }
+  static F ToFloat(U x) {
+    F r;
+    for (size_t i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int32_t>(x.v[i]));
+    return r;
+  }
+  static constexpr int32_t kDot8Excess = 0;
+  static int32_t Byte(uint32_t word, int j) { return static_cast<int8_t>(word >> (8 * j) & 255u); }
+  // Bytes below 128 are the same signed.
+  static U DotSmall(U acc, U u, U x) { return Dot8(acc, u, x); }
+  static U Dot8(U acc, U q, U x) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      int32_t sum = 0;
+      for (int j = 0; j < 4; ++j) sum += Byte(q.v[i], j) * Byte(x.v[i], j);
+      acc.v[i] += static_cast<uint32_t>(sum);
+    }
+    return acc;
+  }
+  template <int kBits>
+  static U Shl(U x) {
+    for (uint32_t& e : x.v) e <<= kBits;
+    return x;
+  }
   template <int kBits>
   static U Shr(U x) {
     for (uint32_t& e : x.v) e >>= kBits;
@@ -123,6 +160,7 @@ struct V {
 // clang-format off
 #include "kernels/cpu/linear-inl.h"
 #include "kernels/cpu/linear_dot-inl.h"
+#include "kernels/cpu/linear_int8-inl.h"
 // clang-format on
 
 }  // namespace
@@ -136,6 +174,11 @@ void PanelPortable(DType type, const std::byte* panel, int64_t k, const float* x
 void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
                       int64_t num_tiles, float* c) {
   portable::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
+}
+
+void Int8PanelPortable(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                       int64_t num_tiles, float* c) {
+  portable::Int8PanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

@@ -36,6 +36,23 @@ struct V {
   static F ByteI8(U x) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * kByte), 24));
   }
+  static U SetWord(uint32_t w) { return _mm512_set1_epi32(static_cast<int32_t>(w)); }
+  static U And(U a, U b) { return _mm512_and_si512(a, b); }
+  static U Or(U a, U b) { return _mm512_or_si512(a, b); }
+  static void StoreU32(uint32_t* p, U x) { _mm512_store_si512(p, x); }
+  static F ToFloat(U x) { return _mm512_cvtepi32_ps(x); }
+#if defined(QUIRE_VNNI)
+  // Bytes of q plus 128 are unsigned.
+  static constexpr int32_t kDot8Excess = -128;
+  static U DotSmall(U acc, U u, U x) { return _mm512_dpbusd_epi32(acc, u, x); }
+  static U Dot8(U acc, U q, U x) {
+    return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(q, _mm512_set1_epi8(-128)), x);
+  }
+#endif
+  template <int kBits>
+  static U Shl(U x) {
+    return _mm512_slli_epi32(x, kBits);
+  }
   template <int kBits>
   static U Shr(U x) {
     return _mm512_srli_epi32(x, kBits);

@@ -77,6 +77,17 @@ inline __m256 RoundBF16x8(__m256 x) {
   return _mm256_and_ps(r, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 inline Vec RoundBF16(Vec x) { return {RoundBF16x8(x.lo), RoundBF16x8(x.hi)}; }
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  const __m256i a = _mm256_packs_epi32(_mm256_cvtps_epi32(lo.lo), _mm256_cvtps_epi32(lo.hi));
+  const __m256i b = _mm256_packs_epi32(_mm256_cvtps_epi32(hi.lo), _mm256_cvtps_epi32(hi.hi));
+  // Words of four: 0..3, 8..11, 16..19, 24..27 | 4..7, 12..15, ...
+  const __m256i bytes = _mm256_packs_epi16(a, b);
+  const __m256i ordered =
+      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i order = _mm256_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 0, 4,
+                                         1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shuffle_epi8(ordered, order));
+}
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

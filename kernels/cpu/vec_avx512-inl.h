@@ -53,6 +53,13 @@ inline Vec RoundBF16(Vec x) {
   return {
       _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(lo.v));
+  const __m128i b = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(hi.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(a, order));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm_shuffle_epi8(b, order));
+}
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -67,6 +67,14 @@ inline Vec RoundBF16(Vec x) {
   for (float& e : x.lane) e = BF16ToFloat(FloatToBF16(e));
   return x;
 }
+// 32 whole numbers of int8's range as bytes, each 8 in the order 0 4 1 5 2 6 3 7.
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  for (int i = 0; i < 32; ++i) {
+    const int j = i % 8;
+    const float v = i < 16 ? lo.lane[i] : hi.lane[i - 16];
+    p[i - j + j / 2 % 2 * 4 + j % 2 * 2 + j / 4] = static_cast<int8_t>(v);
+  }
+}
 inline Vec LoadF16(const uint16_t* p) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = F16ToFloat(p[i]);

@@ -1,9 +1,10 @@
-// tests/support/linear_problem.h -- what the tests of RunLinear share: instruction sets of this CPU, random
-// weights in the form that files have them.
+// tests/support/linear_problem.h -- what the tests of RunLinear share: instruction sets of this
+// CPU, random weights in the form that files have them.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -11,7 +12,9 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "kernels/block_format.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/linear.h"
 
 namespace quire::kernels {
 
@@ -71,6 +74,57 @@ inline std::vector<std::byte> RandomWeights(DType type, int64_t n, int64_t k, st
     if (type == DType::kF32) std::memcpy(out.data() + 4 * i, &v, 4);
     if (type == DType::kF16) put16(2 * i, FloatToF16(v));
     if (type == DType::kBF16) put16(2 * i, FloatToBF16(v));
+  }
+  return out;
+}
+
+// 16 lanes, then halves onto halves: the order of every reduction (kernels/ops.h).
+inline float Sum32(const float* x) {
+  float lane[16];
+  for (int i = 0; i < 16; ++i) lane[i] = x[i] + x[16 + i];
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+
+// What one block of 32 weights of a row is made of.
+struct Block {
+  float code[32];
+  float scale[2];
+  float mean = 0.0f;
+};
+
+// Block b of row j of weights [n, k] in file form. Plain types: code is the value rounded to
+// bfloat16, zero beyond k.
+inline Block BlockOf(DType type, const std::vector<std::byte>& file, int64_t k, int64_t j,
+                     int64_t b) {
+  Block out;
+  const DTypeInfo info = InfoOf(type);
+  const BlockFormat f = FormatOf(type);
+  const std::byte* row =
+      file.data() + static_cast<size_t>(j) * BytesFor(type, static_cast<size_t>(k));
+  if (!f.is_block()) {
+    for (int64_t i = 0; i < 32; ++i) {
+      float v = 0.0f;
+      if (b * 32 + i < k) Dequantize(type, row + (b * 32 + i) * info.block_bytes, 1, &v);
+      out.code[i] = BF16ToFloat(FloatToBF16(v));
+    }
+    return out;
+  }
+  const int64_t subs = info.block_size / 32;
+  const SubBlock s =
+      ReadSubBlock(type, row + b / subs * info.block_bytes, static_cast<int32_t>(b % subs));
+  const int centre = f.has_min ? (f.bits == 5 ? 16 : 8) : f.offset;
+  for (int i = 0; i < 32; ++i) {
+    const int code = f.bits == 8 ? static_cast<int8_t>(s.codes[i]) : s.codes[i];
+    out.code[i] = static_cast<float>(code - centre);
+  }
+  for (int i = 0; i < 2; ++i) out.scale[i] = F16ToFloat(s.d) * static_cast<float>(s.scale[i]);
+  if (f.has_min) {
+    const float min =
+        f.num_scales > 0 ? -(F16ToFloat(s.m) * static_cast<float>(s.min)) : F16ToFloat(s.m);
+    out.mean = std::fma(out.scale[0], static_cast<float>(centre), min);
   }
   return out;
 }
