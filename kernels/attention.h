@@ -39,11 +39,12 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "kernels/attention_cascade.h"
 
 namespace quire::kernels {
 
 inline constexpr int32_t kKeyTile = 64;
-inline constexpr int32_t kKeySplit = 512;
+inline constexpr int32_t kKeySplit = 256;
 inline constexpr int32_t kDimChain = 128;
 inline constexpr int32_t kDotRun = 32;
 
@@ -128,13 +129,25 @@ struct WorkItem {
   int32_t first_q, num_q;  // query rows, relative to the sequence
   int32_t first_k, num_k;  // key positions
   int64_t partial;         // index into partial results, or -1: complete by itself
+  int64_t prefix = -1;     // index of what the keys before first_k have given, or -1: nothing
+};
+
+// A query row whose first keys are read together with those of other sequences.
+struct SharedRow {
+  int32_t token;   // row of q
+  int32_t pos;     // of the query
+  int64_t prefix;  // index into partial results, of the row's first head
 };
 
 struct AttentionPlan {
   std::vector<WorkItem> items;   // capacity is reused from step to step
   std::vector<WorkItem> merges;  // rows whose partial results are merged after `items`
-  size_t workspace_bytes = 0;    // the caller's arena provides it, 64-byte aligned
-  int32_t num_threads = 0;       // as planned; run()'s pool may not have more
+  std::vector<WorkItem> shared;  // before `items`: first_q and num_q count in shared_rows
+  std::vector<SharedRow> shared_rows;
+  PrefixGroups prefixes;
+  std::vector<std::pair<int32_t, int64_t>> own;  // by sequence: keys that are shared, their prefix
+  size_t workspace_bytes = 0;                    // the caller's arena provides it, 64-byte aligned
+  int32_t num_threads = 0;                       // as planned; run()'s pool may not have more
 };
 
 // One backend = one row in kernels/attention_table.cc.

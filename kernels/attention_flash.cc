@@ -3,6 +3,8 @@
 // plan: query rows of a sequence that share a kv head are cut into blocks; long contexts are cut at
 // multiples of kKeySplit as well when there are too few blocks to fill the threads. A row's bits do
 // not depend on either cut (attention_flash-inl.h says why), so the plan may look at thread counts.
+// What sequences of a step have in common at their beginning is read first, for the rows of all of
+// them; each goes on from there (attention_cascade.h).
 // The workspace depends on the shape and the number of threads alone, so that a dry run sees its
 // true peak (C4): partial results have a fixed budget, and a plan that would exceed it cuts less.
 #include "kernels/cpu/attention_flash.h"
@@ -64,8 +66,8 @@ ScratchLayout LayoutOf(const AttentionShape& s) {
 }
 
 // Floats of partial results that this shape may need at most: never less than one row block's.
-int64_t PartialFloats(const AttentionShape& s, int32_t num_threads) {
-  return num_threads > 1 ? std::max(kPartialBudget, 64 * FlashPartialFloats(s)) : 0;
+int64_t PartialFloats(const AttentionShape& s) {
+  return std::max(kPartialBudget, 64 * FlashPartialFloats(s));
 }
 
 // Query tokens per item: about kFlashRows rows.
@@ -84,16 +86,60 @@ KeyRange UnionOf(const AttentionShape& s, int32_t first_pos, int32_t q0, int32_t
   return {std::min(lo, hi), hi};
 }
 
+// Items for what groups of sequences read together, if there is room for what they give. Returns
+// the floats of partial results that are taken.
+int64_t PlanShared(const AttentionMetadata& m, const AttentionShape& s, int32_t num_threads,
+                   AttentionPlan& plan) {
+  plan.shared.clear();
+  plan.shared_rows.clear();
+  plan.own.assign(static_cast<size_t>(m.num_seqs), {0, -1});
+  if (s.window > 0 || s.chunk > 0) return 0;
+  FindPrefixGroups(m, TokensPerItem(s), plan.prefixes);
+  const int64_t per_row = s.num_heads * FlashPartialFloats(s);
+  int64_t taken = 0;
+  for (const PrefixGroup& g : plan.prefixes.groups) {
+    const auto begin = plan.prefixes.members.begin() + g.first;
+    int32_t rows = 0;
+    for (auto seq = begin; seq != begin + g.count; ++seq) rows += NumQueries(m, *seq);
+    if (taken + rows * per_row > PartialFloats(s) / 2) continue;
+    const auto first_row = static_cast<int32_t>(plan.shared_rows.size());
+    for (auto seq = begin; seq != begin + g.count; ++seq) {
+      plan.own[static_cast<size_t>(*seq)] = {g.num_keys, taken};
+      for (int32_t i = 0; i < NumQueries(m, *seq); ++i, taken += per_row) {
+        plan.shared_rows.push_back({.token = m.cu_seqlens_q[static_cast<size_t>(*seq)] + i,
+                                    .pos = FirstPosition(m, *seq) + i,
+                                    .prefix = taken});
+      }
+    }
+    // Few rows are cut finer, so that each thread has some: keys are read once a thread then.
+    const int32_t fair = (rows * s.num_kv_heads + num_threads - 1) / num_threads;
+    const int32_t step = std::min(TokensPerItem(s), fair);
+    for (int32_t row = 0; row < rows; row += step) {
+      for (int32_t kv_head = 0; kv_head < s.num_kv_heads; ++kv_head) {
+        plan.shared.push_back({.seq = *begin,
+                               .kv_head = kv_head,
+                               .first_q = first_row + row,
+                               .num_q = std::min(step, rows - row),
+                               .first_k = 0,
+                               .num_k = g.num_keys,
+                               .partial = -1});
+      }
+    }
+  }
+  return taken;
+}
+
 void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_threads,
                AttentionPlan& plan) {
   plan.items.clear();
   plan.merges.clear();
   plan.num_threads = num_threads;
   plan.workspace_bytes =
-      static_cast<size_t>(num_threads * LayoutOf(s).total + PartialFloats(s, num_threads)) *
-      sizeof(float);
+      static_cast<size_t>(num_threads * LayoutOf(s).total + PartialFloats(s)) * sizeof(float);
+  int64_t partial = PlanShared(m, s, num_threads, plan);
   const int32_t group = s.num_heads / s.num_kv_heads;
   const int32_t step = TokensPerItem(s);
+  const int64_t per_row = s.num_heads * FlashPartialFloats(s);
   int64_t total = 0;  // cost in row x key pairs
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t first_pos = FirstPosition(m, seq);
@@ -101,27 +147,30 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
     for (int32_t q0 = 0; q0 < n; q0 += step) {
       const int32_t q1 = std::min(n, q0 + step);
       const KeyRange k = UnionOf(s, first_pos, q0, q1, m.seqlens_k[static_cast<size_t>(seq)]);
-      total += int64_t{k.hi - k.lo} * (q1 - q0) * group * s.num_kv_heads;
+      const int32_t lo = std::max(k.lo, plan.own[static_cast<size_t>(seq)].first);
+      total += int64_t{k.hi - lo} * (q1 - q0) * group * s.num_kv_heads;
     }
   }
   const int64_t target = num_threads > 1 ? total / (num_threads * kItemsPerThread) : total;
 
-  int64_t partial = 0;
-  const int64_t budget = PartialFloats(s, num_threads);
+  const int64_t budget = PartialFloats(s);
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t first_pos = FirstPosition(m, seq);
     const int32_t n = NumQueries(m, seq);
+    const auto [shared_keys, prefix] = plan.own[static_cast<size_t>(seq)];
     for (int32_t kv_head = 0; kv_head < s.num_kv_heads; ++kv_head) {
       for (int32_t q0 = 0; q0 < n; q0 += step) {
         const int32_t q1 = std::min(n, q0 + step);
-        const KeyRange k = UnionOf(s, first_pos, q0, q1, m.seqlens_k[static_cast<size_t>(seq)]);
+        KeyRange k = UnionOf(s, first_pos, q0, q1, m.seqlens_k[static_cast<size_t>(seq)]);
+        k.lo = std::max(k.lo, shared_keys);
         WorkItem item{.seq = seq,
                       .kv_head = kv_head,
                       .first_q = q0,
                       .num_q = q1 - q0,
                       .first_k = k.lo,
                       .num_k = k.hi - k.lo,
-                      .partial = -1};
+                      .partial = -1,
+                      .prefix = prefix < 0 ? -1 : prefix + q0 * per_row};
         const int64_t rows = int64_t{q1 - q0} * group;
         const int32_t first_split = k.lo / kKeySplit;
         const int32_t num_splits = (k.hi + kKeySplit - 1) / kKeySplit - first_split;
@@ -186,8 +235,14 @@ void RunFlash(const AttentionPlan& plan, const AttentionMetadata& m, const Atten
                                  .run_acc = w + layout.run_acc,
                                  .keys = w + layout.keys,
                                  .values = w + layout.values},
+                     .rows = nullptr,
                      .partials = partials};
   };
+  pool.ParallelFor(static_cast<int64_t>(plan.shared.size()), [&](int64_t i, int32_t worker) {
+    FlashTask shared = task(plan.shared[static_cast<size_t>(i)], worker);
+    shared.rows = plan.shared_rows.data();
+    run_item(shared);
+  });
   pool.ParallelFor(static_cast<int64_t>(plan.items.size()), [&](int64_t i, int32_t worker) {
     run_item(task(plan.items[static_cast<size_t>(i)], worker));
   });

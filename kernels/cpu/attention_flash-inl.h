@@ -20,8 +20,9 @@ namespace quire::kernels::QUIRE_ISA {
 
 struct FlashPass {
   int32_t num_rows;
-  int32_t first_pos;       // position of the item's first query
-  int32_t first;           // the pass's first row, counted from the item's
+  int32_t first;              // the pass's first row, counted from the item's
+  int32_t token[kFlashRows];  // row of q and of out
+  int32_t pos[kFlashRows];
   int32_t lo[kFlashRows];  // visible keys of each row, within the item's key range
   int32_t hi[kFlashRows];
   float run_max[kFlashRows];
@@ -34,7 +35,6 @@ struct FlashPass {
   int32_t tile_from[(kFlashRows + 15) / 16];  // dot = BF16: runs that some of 16 rows see
   int32_t tile_to[(kFlashRows + 15) / 16];
 
-  int32_t PosOf(int32_t r, int32_t group) const { return first_pos + (first + r) / group; }
   int32_t HeadOf(int32_t r, int32_t group, int32_t kv_head) const {
     return kv_head * group + (first + r) % group;
   }
@@ -104,6 +104,22 @@ inline void MergePartial(float max, float sum, const float* acc, int32_t dv16, f
   }
   *run_sum = __builtin_fmaf(*run_sum, old_by, sum * new_by);
   *run_max = top;
+}
+
+inline void StorePartial(float max, float sum, const float* acc, int32_t dv16, float* out) {
+  out[0] = max;
+  out[1] = sum;
+  if (max == -__builtin_inff()) return;
+  for (int32_t d = 0; d < dv16; d += 16) Store(Load(acc + d), out + kFlashPartialHead + d);
+}
+
+// What a row of the item got from the keys before item.first_k.
+inline void LoadPrefix(const FlashTask& t, int32_t token, int32_t head, float* max, float* sum,
+                       float* acc) {
+  const int32_t dv16 = FlashDv16(*t.s);
+  const float* from = t.partials + t.item.prefix +
+                      (int64_t{token} * t.s->num_heads + head) * (kFlashPartialHead + dv16);
+  MergePartial(from[0], from[1], from + kFlashPartialHead, dv16, max, sum, acc);
 }
 
 inline void FinishRow(const AttentionShape& s, const AttentionArgs& a, int64_t row, int32_t head,
@@ -229,7 +245,7 @@ struct Float32Dot {
     const int32_t group = s.num_heads / s.num_kv_heads;
     const float* slopes = t.a->alibi_slopes;
     SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, pass.split, pass.from[r], pass.to[r],
-               pass.PosOf(r, group),
+               pass.pos[r],
                slopes != nullptr ? slopes + pass.HeadOf(r, group, t.item.kv_head) : nullptr,
                &pass.max[r], &pass.sum[r]);
   }
@@ -250,32 +266,43 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
   const WorkItem& item = t.item;
   const int32_t group = s.num_heads / s.num_kv_heads;
   const int32_t dv16 = FlashDv16(s);
-  const int32_t seqlen_q = m.cu_seqlens_q[item.seq + 1] - m.cu_seqlens_q[item.seq];
+  const int32_t first_row = m.cu_seqlens_q[item.seq];
+  const int32_t seqlen_q = m.cu_seqlens_q[item.seq + 1] - first_row;
   const int32_t seqlen_k = m.seqlens_k[item.seq];
-  const int64_t row0 = m.cu_seqlens_q[item.seq] + item.first_q;
   const int32_t end_k = item.first_k + item.num_k;
 
   FlashPass pass;
   pass.num_rows = num_rows;
   pass.first = first;
-  pass.first_pos = seqlen_k - seqlen_q + item.first_q;
   int32_t item_lo = end_k;
   int32_t item_hi = item.first_k;
   for (int32_t r = 0; r < num_rows; ++r) {
-    const int32_t pos = pass.PosOf(r, group);
-    const int32_t lo = FirstVisible(s, pos);
-    const int32_t hi = EndVisible(s, pos, seqlen_k);
-    pass.lo[r] = lo > item.first_k ? lo : item.first_k;
-    pass.hi[r] = hi < end_k ? hi : end_k;
+    const int32_t i = item.first_q + (first + r) / group;
+    pass.lo[r] = item.first_k;
+    pass.hi[r] = end_k;
+    if (t.rows != nullptr) {  // sees all of what is shared
+      pass.token[r] = t.rows[i].token;
+      pass.pos[r] = t.rows[i].pos;
+    } else {
+      pass.token[r] = first_row + i;
+      pass.pos[r] = seqlen_k - seqlen_q + i;
+      const int32_t lo = FirstVisible(s, pass.pos[r]);
+      const int32_t hi = EndVisible(s, pass.pos[r], seqlen_k);
+      pass.lo[r] = lo > item.first_k ? lo : item.first_k;
+      pass.hi[r] = hi < end_k ? hi : end_k;
+    }
     if (pass.lo[r] < pass.hi[r]) {
       item_lo = pass.lo[r] < item_lo ? pass.lo[r] : item_lo;
       item_hi = pass.hi[r] > item_hi ? pass.hi[r] : item_hi;
     }
     pass.run_max[r] = -__builtin_inff();
     pass.run_sum[r] = 0.0f;
-    const int64_t row = row0 + (first + r) / group;
-    Dot::PackQuery(t, pass, r,
-                   t.a->q + (row * s.num_heads + pass.HeadOf(r, group, item.kv_head)) * s.head_dim);
+    const int32_t head = pass.HeadOf(r, group, item.kv_head);
+    if (item.prefix >= 0 && item.partial < 0) {
+      LoadPrefix(t, (first + r) / group, head, &pass.run_max[r], &pass.run_sum[r],
+                 t.scratch.run_acc + r * dv16);
+    }
+    Dot::PackQuery(t, pass, r, t.a->q + (int64_t{pass.token[r]} * s.num_heads + head) * s.head_dim);
   }
 
   const int64_t item_rows = int64_t{item.num_q} * group;
@@ -309,16 +336,20 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
       const int64_t n = (split - item.first_k / kKeySplit * kKeySplit) / kKeySplit;
       float* out =
           t.partials + item.partial + (n * item_rows + first + r) * (kFlashPartialHead + dv16);
-      out[0] = pass.max[r];
-      out[1] = pass.sum[r];
-      if (pass.max[r] == -__builtin_inff()) continue;
-      for (int32_t d = 0; d < dv16; d += 16) Store(Load(acc + d), out + kFlashPartialHead + d);
+      StorePartial(pass.max[r], pass.sum[r], acc, dv16, out);
     }
   }
   if (item.partial >= 0) return;
   for (int32_t r = 0; r < num_rows; ++r) {
-    FinishRow(s, *t.a, row0 + (first + r) / group, pass.HeadOf(r, group, item.kv_head),
-              pass.run_max[r], pass.run_sum[r], t.scratch.run_acc + r * dv16);
+    const int32_t head = pass.HeadOf(r, group, item.kv_head);
+    const float* acc = t.scratch.run_acc + r * dv16;
+    if (t.rows != nullptr) {
+      float* out = t.partials + t.rows[item.first_q + (first + r) / group].prefix +
+                   head * int64_t{kFlashPartialHead + dv16};
+      StorePartial(pass.run_max[r], pass.run_sum[r], acc, dv16, out);
+    } else {
+      FinishRow(s, *t.a, pass.token[r], head, pass.run_max[r], pass.run_sum[r], acc);
+    }
   }
 }
 
@@ -345,14 +376,17 @@ void FlashMerge(const FlashTask& t) {
   const int32_t end_split = (item.first_k + item.num_k + kKeySplit - 1) / kKeySplit;
   const int64_t row0 = t.m->cu_seqlens_q[item.seq] + item.first_q;
   for (int64_t r = 0; r < rows; ++r) {
+    const int32_t head = item.kv_head * group + static_cast<int32_t>(r % group);
     float max = -__builtin_inff();
     float sum = 0.0f;
+    if (item.prefix >= 0) {
+      LoadPrefix(t, static_cast<int32_t>(r / group), head, &max, &sum, t.scratch.run_acc);
+    }
     for (int32_t n = 0; n < end_split - first_split; ++n) {
       const float* part = t.partials + item.partial + (n * rows + r) * stride;
       MergePartial(part[0], part[1], part + kFlashPartialHead, dv16, &max, &sum, t.scratch.run_acc);
     }
-    FinishRow(s, *t.a, row0 + r / group, item.kv_head * group + static_cast<int32_t>(r % group),
-              max, sum, t.scratch.run_acc);
+    FinishRow(s, *t.a, row0 + r / group, head, max, sum, t.scratch.run_acc);
   }
 }
 

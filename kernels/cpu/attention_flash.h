@@ -34,7 +34,8 @@ struct FlashTask {
   const AttentionArgs* a;
   WorkItem item;
   FlashScratch scratch;
-  float* partials;  // of the whole run; used if item.partial >= 0
+  const SharedRow* rows;  // of an item that is shared, else null
+  float* partials;        // of the whole run
 };
 
 // Values of one row, padded to whole vectors.

@@ -130,7 +130,7 @@ struct Bf16Dot {
       if (slopes != nullptr) {
         float distance[16];
         for (int32_t i = 0; i < 16; ++i) {
-          distance[i] = static_cast<float>(pass.split + v * 16 + i - pass.PosOf(r, group));
+          distance[i] = static_cast<float>(pass.split + v * 16 + i - pass.pos[r]);
         }
         x = Fma(slope, Load(distance), x);
       }

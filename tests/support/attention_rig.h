@@ -73,6 +73,7 @@ struct AttentionResult {
   std::vector<float> weights;  // [rows, num_heads, max num_k]
   size_t num_items = 0;
   size_t num_merges = 0;
+  size_t num_shared = 0;  // rows that share reads with others
 };
 
 struct OracleResult {
@@ -172,6 +173,11 @@ class AttentionRig {
   const std::byte* page(int32_t id) const { return base_ + id * stride_; }
   size_t v_offset() const { return v_offset_; }
 
+  // From here on `seq` reads its first pages where `with` has them.
+  void SharePages(size_t seq, size_t with, size_t pages) {
+    std::copy_n(tables_[with].begin(), pages, tables_[seq].begin());
+  }
+
   AttentionResult Run(const AttentionBackend& backend, const std::vector<SeqRun>& runs,
                       ThreadPool& pool, const Extras& x = {}) const {
     const int32_t ps = options_.page_size;
@@ -218,6 +224,7 @@ class AttentionRig {
     backend.plan(m, shape_, pool.num_threads(), plan);
     result.num_items = plan.items.size();
     result.num_merges = plan.merges.size();
+    result.num_shared = plan.shared_rows.size();
     const std::unique_ptr<std::byte, void (*)(void*)> workspace(
         static_cast<std::byte*>(std::aligned_alloc(64, (plan.workspace_bytes + 127) / 64 * 64)),
         std::free);
