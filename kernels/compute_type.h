@@ -4,11 +4,15 @@
 //   bf16     x rounded to bfloat16 (nearest even), weights exact; products of 32 values summed in
 //            float32 in the order of AMX's tile instruction (linear.h states it). Weights stored in
 //            float32 or float16 are rounded to bfloat16 when they are packed.
-//   int8     x as 8-bit codes with a scale for each 32 values of a row, weights exact; a block's
-//            products summed as integers. Weights stored in float32, float16 or bfloat16 become
-//            Q8_0 when they are packed (float32 stays where a row is no multiple of 32 values).
-//   auto     bf16 where the weights are bfloat16 or a block type and the CPU has AMX-BF16, else
-//            float32: the fastest that rounds no weight.
+//   int8     x as 8-bit codes with a power of two as scale of each 32 values of a row, weights
+//   exact;
+//            a block's products sum up exactly. Weights stored in float32, float16 or bfloat16
+//            become Q8_0 when they are packed (float32 stays where a row is no multiple of 32
+//            values).
+//   auto     float32 where weights are stored in float32 or float16; else, with AMX, bf16; else
+//   int8
+//            for block types where there is AVX2. No weight is rounded. docs/kernels.md has the
+//            loss.
 #pragma once
 
 #include <cstdint>

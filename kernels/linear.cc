@@ -52,7 +52,6 @@ Int8PanelFn ActiveInt8PanelFn() {
   switch (ActiveIsa()) {
 #if defined(__x86_64__)
     case CpuIsa::kAmx:
-      return Int8PanelAmx;
     case CpuIsa::kAvx512:
       return UseVnni() ? Int8PanelVnni : Int8PanelAvx2;
     case CpuIsa::kAvx2:
@@ -62,6 +61,11 @@ Int8PanelFn ActiveInt8PanelFn() {
       return Int8PanelPortable;
   }
 }
+
+// Up to so many rows integer products are quicker than tiles, which give the same bits
+// (`linear_bench`).
+constexpr int64_t kInt8Rows = 8;
+bool Int8ByTiles(int64_t m) { return ActiveIsa() == CpuIsa::kAmx && m > kInt8Rows; }
 
 // Below this many values of x a fork-join costs more than rounding them.
 constexpr int64_t kSerialValues = 16384;
@@ -136,7 +140,7 @@ class PreparedInputs {
       const int64_t blocks = BlocksOf(k);
       std::byte* const rest = scratch.data() + RowBytes(m, k);
       auto* const floats = reinterpret_cast<float*>(rest);
-      if (in.compute == ComputeType::kBF16) {
+      if (in.compute == ComputeType::kBF16 || Int8ByTiles(m)) {
         in.bf16 = {.num_rows = m,
                    .blocks = blocks,
                    .x = reinterpret_cast<uint16_t*>(scratch.data()),
@@ -173,6 +177,7 @@ class PreparedInputs {
   static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
     const auto round = QUIRE_FOR_ISA(PrepareRow);
     const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
+    const auto quantize_bf16 = QUIRE_FOR_ISA(QuantizeRowBF16);
     const auto tile = [&](int64_t t, int32_t) {
       const int64_t n = std::min(kTileRows, m - t * kTileRows);
       for (int64_t r = 0; r < n; ++r) {
@@ -181,6 +186,8 @@ class PreparedInputs {
         const int64_t at = row * BlocksOf(in.k);
         if (in.compute == ComputeType::kBF16) {
           round(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
+        } else if (Int8ByTiles(m)) {
+          quantize_bf16(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
         } else {
           quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
                    in.int8.totals + at);
@@ -228,18 +235,16 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
         w.data() + static_cast<size_t>(panel) * (w.bytes() / static_cast<size_t>(PanelsOf(w)));
     alignas(64) std::array<float, static_cast<size_t>(kMaxRows * kPanel)> c;
     const int64_t num_tiles = end_tile - first_tile;
-    switch (w.compute()) {
-      case ComputeType::kBF16: {
-        const FlushSubnormals flush;
-        run_bf16(w.dtype(), packed, inputs.Find(*job)->bf16, first_tile, num_tiles, c.data());
-        break;
+    if (w.compute() == ComputeType::kF32) {
+      run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
+    } else {
+      const FlushSubnormals flush;
+      const PreparedInputs::Input& in = *inputs.Find(*job);
+      if (w.compute() == ComputeType::kBF16 || Int8ByTiles(m)) {
+        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, c.data());
+      } else {
+        run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());
       }
-      case ComputeType::kI8:
-        run_int8(w.dtype(), packed, inputs.Find(*job)->int8, first_tile, num_tiles, c.data());
-        break;
-      default:
-        run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
-        break;
     }
     Finish(*job, panel, first, rows, c.data());
   });

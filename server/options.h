@@ -219,7 +219,7 @@ struct ServerOptions {
           o.cache_directory_bytes);
     visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
     visit(OptionInfo{"compute", "type",
-                     "of products with weights; auto: the fastest that rounds no weight", 0, 0, "",
+                     "of products with weights; auto: the fastest here that rounds no weight", 0, 0, "",
                      "auto|float32|bf16|int8"},
           o.compute);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},

@@ -296,15 +296,16 @@ TEST(LinearBf16Pack, PlainTypesAreRoundedOnce) {
 TEST(LinearBf16Pack, AutoRoundsNoWeight) {
   ThreadPool pool(1);
   const std::vector<float> w(64);
-  for (const char* isa : {"portable", "amx"}) {
-    if (!SelectIsa(isa).ok()) continue;
-    const bool amx = ActiveIsa() == CpuIsa::kAmx;
+  for (const std::string& isa : Isas()) {
+    ASSERT_TRUE(SelectIsa(isa).ok());
     for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
       auto p = PackedWeight::Pack({w.data(), type, 2, {1, 32}}, pool, ComputeType::kAuto);
       ASSERT_TRUE(p.ok());
-      const bool exact = type == DType::kBF16 || type == DType::kQ8_0;
-      EXPECT_EQ(p->compute(), amx && exact ? ComputeType::kBF16 : ComputeType::kF32);
       EXPECT_EQ(p->dtype(), type);
+      ComputeType want = ComputeType::kF32;
+      if (isa == "amx" && (type == DType::kBF16 || type == DType::kQ8_0)) want = ComputeType::kBF16;
+      if (isa.starts_with("avx") && type == DType::kQ8_0) want = ComputeType::kI8;
+      EXPECT_EQ(p->compute(), want) << isa << " " << NameOf(type);
     }
   }
   EXPECT_TRUE(SelectIsa("auto").ok());

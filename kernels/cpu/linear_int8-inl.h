@@ -109,7 +109,7 @@ struct Int8Few {
       const typename V::F dx = V::Set1(scale[r * stride]);
       QUIRE_UNROLL
       for (int v = 0; v < kVecs; ++v) {
-        y[r][v] = V::Fma(V::Mul(V::ToFloat(acc[r][v]), column[v].scale_), dx, y[r][v]);
+        y[r][v] = V::Fma(V::Mul(V::ToFloat(acc[r][v]), dx), column[v].scale_, y[r][v]);
       }
     }
   }
@@ -208,7 +208,7 @@ void Int8BlockRows(const Int8Block& w, const int8_t* x, const float* scale, cons
         for (int v = 0; v < V::kTileVecs; ++v) {
           float* at = c + r * kPanel + col + v * V::kLanes;
           const typename V::F s = V::Load(w.scale[part] + col + v * V::kLanes);
-          V::Store(at, V::Fma(V::Mul(V::ToFloat(acc[r][v]), s), dx, V::Load(at)));
+          V::Store(at, V::Fma(V::Mul(V::ToFloat(acc[r][v]), dx), s, V::Load(at)));
         }
       }
     }

@@ -3,59 +3,75 @@
 
 namespace quire::kernels::QUIRE_ISA {
 
-// The 32 values of one block: x[0 .. n - 1], then zeros.
-inline void PrepareBlock(const float* x, int64_t n, uint16_t* out, float* sum) {
-  float block[32] = {};
-  if (n < 32) {
-    for (int64_t i = 0; i < n; ++i) block[i] = x[i];
-    x = block;
-  }
-  const Vec lo = Load(x), hi = Load(x + 16);
-  StoreBF16(lo, out);
-  StoreBF16(hi, out + 16);
-  *sum = ReduceAdd(Add(lo, hi));
+// A block of a row: x + 32 * b, filled up with zeros in `room`.
+inline const float* BlockOfRow(const float* x, int64_t k, int64_t b, float* room) {
+  if (k - b * 32 >= 32) return x + b * 32;
+  for (int64_t i = 0; i < 32; ++i) room[i] = b * 32 + i < k ? x[b * 32 + i] : 0.0f;
+  return room;
 }
 
 // Row `row` of its tile of rows_of_tile rows.
 inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, uint16_t* tile,
                        float* sums) {
+  float room[32];
   for (int64_t b = 0; b * 32 < k; ++b) {
-    PrepareBlock(x + b * 32, k - b * 32 < 32 ? k - b * 32 : 32,
-                 tile + (b * rows_of_tile + row) * 32, sums + b);
+    const float* block = BlockOfRow(x, k, b, room);
+    const Vec lo = Load(block), hi = Load(block + 16);
+    uint16_t* out = tile + (b * rows_of_tile + row) * 32;
+    StoreBF16(lo, out);
+    StoreBF16(hi, out + 16);
+    sums[b] = ReduceAdd(Add(lo, hi));
   }
 }
 
-// The same in int8 (linear_int8.h): codes, their sum, scale and the sum of x.
-inline void QuantizeBlock(const float* x, int64_t n, int8_t* codes, float* scale, float* sum,
-                          int32_t* total) {
-  float block[32] = {};
-  if (n < 32) {
-    for (int64_t i = 0; i < n; ++i) block[i] = x[i];
-    x = block;
-  }
+// x on the grid of linear_int8.h, in units of *scale.
+struct Codes {
+  Vec lo, hi;
+};
+inline Codes QuantizeBlock(const float* x, float* scale, float* sum) {
   const Vec lo = Load(x), hi = Load(x + 16);
   *sum = ReduceAdd(Add(lo, hi));
-  const bool finite = *sum - *sum == 0.0f;
-  const float max = finite ? ReduceMax(Max(Abs(lo), Abs(hi))) : 0.0f;
-  *scale = finite ? max / 127.0f : *sum - *sum;
-  // Below 2^-100 an inverse could overflow: zero, like an empty block.
-  const bool empty = !(max >= 0x1p-100f);
-  if (finite && empty) *scale = 0.0f;
-  const Vec inverse = Set1(empty ? 0.0f : 127.0f / max);
+  const Codes zeros = {Zero(), Zero()};
+  if (!(*sum - *sum == 0.0f)) {
+    *scale = *sum - *sum;  // NaN
+    return zeros;
+  }
+  const float max = ReduceMax(Max(Abs(lo), Abs(hi)));
+  *scale = 0.0f;
+  if (!(max >= 0x1p-100f)) return zeros;
+  const uint32_t exponent = std::bit_cast<uint32_t>(max) & 0x7f800000u;
+  *scale = std::bit_cast<float>(exponent - (6u << 23));
+  // 2^(254 - biased exponent of scale), its inverse.
+  const Vec inverse = Set1(std::bit_cast<float>((254u << 23) - (exponent - (6u << 23))));
   // Adding 1.5 * 2^23 rounds to a whole number, nearest even.
-  const Vec magic = Set1(12582912.0f);
-  const Vec zero = Zero();
-  const Vec a = empty ? zero : Sub(Add(Mul(lo, inverse), magic), magic);
-  const Vec b = empty ? zero : Sub(Add(Mul(hi, inverse), magic), magic);
-  StoreCodes(a, b, codes);
-  *total = static_cast<int32_t>(ReduceAdd(Add(a, b)));
+  const Vec magic = Set1(12582912.0f), most = Set1(127.0f), least = Set1(-127.0f);
+  const Vec a = Sub(Add(Mul(lo, inverse), magic), magic);
+  const Vec b = Sub(Add(Mul(hi, inverse), magic), magic);
+  return {Max(least, Sub(Zero(), Max(Sub(Zero(), a), Sub(Zero(), most)))),
+          Max(least, Sub(Zero(), Max(Sub(Zero(), b), Sub(Zero(), most))))};
 }
 
 inline void QuantizeRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, int8_t* tile,
                         float* scales, float* sums, int32_t* totals) {
+  float room[32];
   for (int64_t b = 0; b * 32 < k; ++b) {
-    QuantizeBlock(x + b * 32, k - b * 32 < 32 ? k - b * 32 : 32,
-                  tile + (b * rows_of_tile + row) * 32, scales + b, sums + b, totals + b);
+    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), scales + b, sums + b);
+    StoreCodes(q.lo, q.hi, tile + (b * rows_of_tile + row) * 32);
+    totals[b] = static_cast<int32_t>(ReduceAdd(Add(q.lo, q.hi)));
+  }
+}
+
+// The same values as bfloat16, for tiles.
+inline void QuantizeRowBF16(const float* x, int64_t k, int64_t row, int64_t rows_of_tile,
+                            uint16_t* tile, float* sums) {
+  float room[32];
+  for (int64_t b = 0; b * 32 < k; ++b) {
+    float scale;
+    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), &scale, sums + b);
+    const Vec s = Set1(scale);
+    // Codes of a block that isn't finite are zeros: zero times NaN is what they stand for.
+    StoreBF16(Mul(q.lo, s), tile + (b * rows_of_tile + row) * 32);
+    StoreBF16(Mul(q.hi, s), tile + (b * rows_of_tile + row) * 32 + 16);
   }
 }
 
