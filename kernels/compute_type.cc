@@ -26,11 +26,12 @@ std::string_view NameOf(ComputeType type) {
 
 ComputeType ResolveCompute(ComputeType want, DType stored) {
   if (want != ComputeType::kAuto) return want;
-  if (stored == DType::kF32 || stored == DType::kF16) return ComputeType::kF32;
-  if (ActiveIsa() == CpuIsa::kAmx) return ComputeType::kBF16;
-  // Without tiles bf16 costs what float32 does, int8 a half or less.
-  const bool codes = stored != DType::kBF16;
-  return codes && ActiveIsa() >= CpuIsa::kAvx2 ? ComputeType::kI8 : ComputeType::kF32;
+  if (stored == DType::kF32 || stored == DType::kF16 || ActiveIsa() < CpuIsa::kAvx2) {
+    return ComputeType::kF32;
+  }
+  if (stored != DType::kBF16) return ComputeType::kI8;
+  // Without tiles bf16 costs what float32 does.
+  return ActiveIsa() == CpuIsa::kAmx ? ComputeType::kBF16 : ComputeType::kF32;
 }
 
 absl::StatusOr<ComputeType> FindCompute(std::string_view name) {

@@ -20,7 +20,7 @@ namespace {
 
 // auto: as precise as the products that made the keys.
 absl::StatusOr<DType> ParseKvDtype(const std::string& name, kernels::ComputeType compute) {
-  if (name == "auto" && compute == kernels::ComputeType::kBF16) return DType::kBF16;
+  if (name == "auto" && compute != kernels::ComputeType::kF32) return DType::kBF16;
   if (name == "auto" || name == "float32") return DType::kF32;
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
@@ -130,10 +130,11 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
   const kernels::ComputeType in_layers = ResolveCompute(compute, MainType(weights));
   ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype, in_layers));
-  // Products of rounded keys need no more than products with weights do.
-  attention_dot_ = in_layers == kernels::ComputeType::kBF16 && kv_dtype_ == DType::kBF16
-                       ? DType::kBF16
-                       : DType::kF32;
+  // Products of rounded keys need no more than products with weights do. Without tiles float32 is
+  // no slower.
+  const bool rounded = in_layers != kernels::ComputeType::kF32 && kv_dtype_ == DType::kBF16;
+  attention_dot_ =
+      rounded && kernels::ActiveIsa() == kernels::CpuIsa::kAmx ? DType::kBF16 : DType::kF32;
   ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
                                            {.attention = attention,
                                             .compute = compute,
