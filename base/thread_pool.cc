@@ -41,17 +41,23 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::TakeTasks(int32_t worker) {
-  while (true) {
-    const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= num_tasks_) return;
+  int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
+  if (task >= num_tasks_) return;
+  std::chrono::steady_clock::time_point begin;
+  if (observer_ != nullptr) begin = std::chrono::steady_clock::now();
+  for (; task < num_tasks_; task = next_task_.fetch_add(1, std::memory_order_relaxed)) {
     call_(fn_, task, worker);
   }
+  if (observer_ != nullptr) observer_->OnTasks(worker, begin, std::chrono::steady_clock::now());
 }
 
 void ThreadPool::Run(int64_t num_tasks, Call call, const void* fn) {
   if (num_tasks <= 0) return;
   if (workers_.empty() || num_tasks == 1) {
+    std::chrono::steady_clock::time_point begin;
+    if (observer_ != nullptr) begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < num_tasks; ++i) call(fn, i, 0);
+    if (observer_ != nullptr) observer_->OnTasks(0, begin, std::chrono::steady_clock::now());
     return;
   }
   call_ = call;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -22,6 +23,19 @@ class ThreadPool {
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Told by each worker, on its own thread, when it took part in a ParallelFor: from its first task
+  // to its last. What it wrote is visible to the caller once ParallelFor has returned.
+  class Observer {
+   public:
+    virtual void OnTasks(int32_t worker, std::chrono::steady_clock::time_point begin,
+                         std::chrono::steady_clock::time_point end) = 0;
+
+   protected:
+    ~Observer() = default;
+  };
+  // Null: nobody, which costs nothing. Not during a ParallelFor; it outlives the pool or is unset.
+  void set_observer(Observer* observer) { observer_ = observer; }
 
   int32_t num_threads() const { return static_cast<int32_t>(workers_.size()) + 1; }
 
@@ -47,6 +61,7 @@ class ThreadPool {
   Call call_ = nullptr;
   const void* fn_ = nullptr;
   int64_t num_tasks_ = 0;
+  Observer* observer_ = nullptr;
   alignas(64) std::atomic<int64_t> next_task_{0};
   alignas(64) std::atomic<uint64_t> generation_{0};
   alignas(64) std::atomic<int32_t> num_running_{0};  // workers not yet done with this job

@@ -34,8 +34,18 @@ absl::StatusOr<LatencySummary> RunOps(const Workload& workload, const OpsRunOpti
     traces.push_back({.sent_us = now(), .prompt_tokens = static_cast<int32_t>(prompt.size())});
     scheduler.Apply(Submit{std::move(request)}, events);
   }
-  runtime.set_profile(profile);
   absl::Status failed;
+  const auto take_events = [&] {
+    for (const TokenEvent& event : events) {
+      if (event.kind == TokenEvent::Kind::kToken) {
+        traces[static_cast<size_t>(event.request)].token_us.push_back(now());
+      }
+      if (!event.error.ok()) failed = event.error;
+    }
+    events.clear();
+  };
+  take_events();  // of requests that are refused at once
+  runtime.set_profile(profile);
   while (failed.ok() && !scheduler.idle()) {
     BeginOp(profile, kernels::Op::kSchedule);
     const ScheduledBatch batch = scheduler.Schedule(events);
@@ -49,13 +59,7 @@ absl::StatusOr<LatencySummary> RunOps(const Workload& workload, const OpsRunOpti
         scheduler.Fail(batch, failed, events);
       }
     }
-    for (const TokenEvent& event : events) {
-      if (event.kind == TokenEvent::Kind::kToken) {
-        traces[static_cast<size_t>(event.request)].token_us.push_back(now());
-      }
-      if (!event.error.ok()) failed = event.error;
-    }
-    events.clear();
+    take_events();
   }
   if (profile != nullptr) profile->Pause();
   runtime.set_profile(nullptr);

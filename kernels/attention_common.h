@@ -35,6 +35,14 @@ T* PageAddress(T* base, int64_t page, int64_t page_stride) {
   return base + page * page_stride;
 }
 
+// Keys first .. first + count - 1 of a sequence as float32: k [count, head_dim], v [count,
+// head_dim_v]; either may be null. REQUIRES: the read table names their pages.
+void ReadKv(const AttentionMetadata& m, const AttentionShape& s, const AttentionArgs& a,
+            int32_t seq, int32_t kv_head, int32_t first, int32_t count, float* k, float* v);
+
+// To AttentionBackends(), for good; start-up only. REQUIRES: nobody else has its name.
+void AddAttention(const AttentionBackend& backend);
+
 extern const AttentionBackend kEagerAttention;
 extern const AttentionBackend kFlashAttention;
 

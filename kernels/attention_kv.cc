@@ -71,4 +71,28 @@ void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite&
   });
 }
 
+void ReadKv(const AttentionMetadata& m, const AttentionShape& s, const AttentionArgs& a,
+            int32_t seq, int32_t kv_head, int32_t first, int32_t count, float* k, float* v) {
+  const auto value = [&s](const std::byte* page, int64_t i) {
+    if (s.kv_dtype == DType::kF32) return reinterpret_cast<const float*>(page)[i];
+    const uint16_t half = reinterpret_cast<const uint16_t*>(page)[i];
+    return s.kv_dtype == DType::kBF16 ? BF16ToFloat(half) : F16ToFloat(half);
+  };
+  const int64_t ps = m.page_size;
+  const int32_t* const table =
+      &m.read_table[static_cast<size_t>(seq) * static_cast<size_t>(m.max_pages_per_seq)];
+  for (int32_t j = first; j < first + count; ++j) {
+    const int64_t page = table[j / m.page_size];
+    const int64_t slot = j % ps;
+    const std::byte* const k_page = PageAddress(a.k_base, page, a.page_stride);
+    const std::byte* const v_page = PageAddress(a.v_base, page, a.page_stride);
+    for (int64_t d = 0; d < s.head_dim && k != nullptr; ++d) {
+      *k++ = value(k_page, (int64_t{kv_head} * s.head_dim + d) * ps + slot);
+    }
+    for (int64_t d = 0; d < s.head_dim_v && v != nullptr; ++d) {
+      *v++ = value(v_page, (int64_t{kv_head} * ps + slot) * s.head_dim_v + d);
+    }
+  }
+}
+
 }  // namespace quire::kernels

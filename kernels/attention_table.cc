@@ -1,13 +1,17 @@
 // The attention backends by name, and what all of them check.
-#include <array>
 #include <string>
+#include <vector>
 
 #include "kernels/attention_common.h"
 
 namespace quire::kernels {
 namespace {
 
-constexpr std::array<const AttentionBackend*, 2> kBackends = {&kFlashAttention, &kEagerAttention};
+// Added to at start-up only.
+std::vector<const AttentionBackend*>& Backends() {
+  static std::vector<const AttentionBackend*> backends = {&kFlashAttention, &kEagerAttention};
+  return backends;
+}
 
 }  // namespace
 
@@ -45,13 +49,15 @@ absl::Status CheckFloat32Shape(const AttentionShape& s, int32_t page_size) {
                NameOf(s.dot));
 }
 
-std::span<const AttentionBackend* const> AttentionBackends() { return kBackends; }
+std::span<const AttentionBackend* const> AttentionBackends() { return Backends(); }
+
+void AddAttention(const AttentionBackend& backend) { Backends().push_back(&backend); }
 
 absl::StatusOr<const AttentionBackend*> FindAttention(std::string_view name) {
   std::string_view bare = name;
   if (bare.starts_with("paged|")) bare.remove_prefix(6);
   std::string names;
-  for (const AttentionBackend* b : kBackends) {
+  for (const AttentionBackend* b : Backends()) {
     if (b->name == bare) return b;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", b->name);
   }

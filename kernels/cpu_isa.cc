@@ -133,6 +133,12 @@ std::string_view NameOf(CpuIsa isa) {
   return "?";
 }
 
+std::vector<std::string_view> IsaNames() {
+  std::vector<std::string_view> names;
+  for (const IsaRow& row : kRows) names.push_back(row.name);
+  return names;
+}
+
 absl::Status SelectIsa(std::string_view want) {
   if (want == "auto") {
     Active() = Best();

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -20,6 +21,8 @@ std::string DescribeCpu();
 // The row in use. Chosen once, before the first kernel runs; the bits do not depend on it.
 CpuIsa ActiveIsa();
 std::string_view NameOf(CpuIsa isa);
+// Of this build, best first; this CPU may lack some.
+std::vector<std::string_view> IsaNames();
 
 // Whether the row in use may run AVX512-VNNI instructions.
 bool UseVnni();

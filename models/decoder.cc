@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/attention_choice.h"
 #include "kernels/ops.h"
 #include "models/rope_config.h"
 
@@ -37,16 +38,20 @@ absl::StatusOr<std::vector<float>> ToFloats(const TensorView& view) {
   return out;
 }
 
-kernels::AttentionShape ShapeOf(const LayerConfig& layer, const DecoderOptions& options) {
-  return {.num_heads = layer.num_heads,
-          .num_kv_heads = layer.num_kv_heads,
-          .head_dim = layer.head_dim,
-          .head_dim_v = layer.head_dim,
-          .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
-          .softmax_scale = layer.softmax_scale,
-          .logit_softcap = layer.score_softcap,
-          .kv_dtype = options.kv_dtype,
-          .dot = options.attention_dot};
+kernels::AttentionShape ShapeOf(const LayerConfig& layer, const DecoderOptions& options,
+                                const kernels::AttentionBackend& attention) {
+  kernels::AttentionShape shape{
+      .num_heads = layer.num_heads,
+      .num_kv_heads = layer.num_kv_heads,
+      .head_dim = layer.head_dim,
+      .head_dim_v = layer.head_dim,
+      .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
+      .softmax_scale = layer.softmax_scale,
+      .logit_softcap = layer.score_softcap,
+      .kv_dtype = options.kv_dtype,
+      .dot = options.attention_dot};
+  if (!CheckSupport(attention, shape, options.block_size).ok()) shape.dot = DType::kF32;
+  return shape;
 }
 
 bool SameShape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
@@ -158,13 +163,17 @@ size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {
-  attention_ = options.attention;
+  const auto attention_of = [&options](const LayerConfig& layer) {
+    const bool other = layer.attention == AttentionKind::kSliding && options.sliding_attention;
+    return other ? options.sliding_attention : options.attention;
+  };
   layers_.resize(config_.layers.size());
   std::vector<LayerCacheSpec> specs;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
-    if (absl::Status s = attention_->supports(shape, options.block_size); !s.ok()) {
-      return Annotate(s, fmt::format("attention={}: layer {}", attention_->name, i));
+    const kernels::AttentionBackend& attention = *attention_of(config_.layers[i]);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options, attention);
+    if (absl::Status s = CheckSupport(attention, shape, options.block_size); !s.ok()) {
+      return Annotate(s, fmt::format("attention={}: layer {}", attention.name, i));
     }
     // A window that no sequence can outgrow gives nothing back.
     const bool windowed = shape.window > 0 && shape.window < LongestSequence(config_);
@@ -177,11 +186,16 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   ASSIGN_OR_RETURN(
       layout_, MakeCacheLayout(static_cast<int32_t>(layers_.size()), options.block_size, specs));
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
+    const kernels::AttentionBackend* const attention = attention_of(config_.layers[i]);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options, *attention);
     const int32_t group = layout_.layers[i].group;
-    const auto same = [&](const Plan& p) { return p.group == group && SameShape(p.shape, shape); };
+    const auto same = [&](const Plan& p) {
+      return p.group == group && p.attention == attention && SameShape(p.shape, shape);
+    };
     auto it = std::find_if(plans_.begin(), plans_.end(), same);
-    if (it == plans_.end()) it = plans_.insert(it, Plan{.group = group, .shape = shape});
+    if (it == plans_.end()) {
+      it = plans_.insert(it, Plan{.group = group, .attention = attention, .shape = shape});
+    }
     layers_[i].plan = static_cast<int32_t>(it - plans_.begin());
   }
   return absl::OkStatus();
@@ -229,7 +243,7 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   size_t workspace = 0;
   for (Plan& p : plans_) {
     const kernels::AttentionMetadata& m = batch.groups[static_cast<size_t>(p.group)];
-    attention_->plan(m, p.shape, pool_.num_threads(), p.plan);
+    p.attention->plan(m, p.shape, pool_.num_threads(), p.plan);
     workspace = std::max(workspace, p.plan.workspace_bytes);
   }
   arena.Purpose("attention");
@@ -350,13 +364,13 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .page_stride = stride},
                    pool_);
   BeginOp(profile_, Op::kAttention, m, p.shape);
-  attention_->run(p.plan, m, p.shape,
-                  {.q = a.q.data(),
-                   .k_base = base + place.key_offset,
-                   .v_base = base + place.value_offset,
-                   .page_stride = stride,
-                   .out = a.attended.data()},
-                  a.workspace.data(), pool_);
+  p.attention->run(p.plan, m, p.shape,
+                   {.q = a.q.data(),
+                    .k_base = base + place.key_offset,
+                    .v_base = base + place.value_offset,
+                    .page_stride = stride,
+                    .out = a.attended.data()},
+                   a.workspace.data(), pool_);
   AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
 }
 

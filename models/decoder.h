@@ -23,9 +23,11 @@ namespace quire {
 
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
-  kernels::ComputeType compute = kernels::ComputeType::kF32;  // of linear layers
+  kernels::ComputeType compute = kernels::ComputeType::kF32;     // of linear layers
+  const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
   DType kv_dtype = DType::kF32;
-  DType attention_dot = DType::kF32;  // what attention's products are computed in
+  // What attention's products are computed in, where its kernel offers that; else float32.
+  DType attention_dot = DType::kF32;
   int32_t block_size = 16;
 };
 
@@ -69,6 +71,7 @@ class Decoder : public Model {
   // Layers with equal masks and tables share a plan.
   struct Plan {
     int32_t group = 0;
+    const kernels::AttentionBackend* attention = nullptr;
     kernels::AttentionShape shape;
     kernels::AttentionPlan plan;
   };
@@ -99,7 +102,6 @@ class Decoder : public Model {
 
   const ModelConfig config_;
   ThreadPool& pool_;
-  const kernels::AttentionBackend* attention_ = nullptr;
   CacheLayout layout_;
   std::vector<Layer> layers_;
   std::vector<Plan> plans_;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/attention.h"
+#include "kernels/attention_choice.h"
 #include "models/checkpoint.h"
 #include "models/model_weights.h"
 #include "models/pool_sizes.h"
@@ -70,11 +70,12 @@ absl::Status DraftModelProposer::Init(const DraftModelOptions& options, const Mo
         "tokenizer",
         options.model, config_.vocab_size, target.vocab_size);
   }
-  ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
-                   kernels::FindAttention(options.attention));
+  ASSIGN_OR_RETURN(const kernels::AttentionChoice attention,
+                   kernels::ParseAttention(options.attention));
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config_, *loaded.weights));
   ASSIGN_OR_RETURN(model_, Decoder::Create(config_, weights,
-                                           {.attention = attention,
+                                           {.attention = attention.full,
+                                            .sliding_attention = attention.sliding,
                                             .compute = options.compute,
                                             .kv_dtype = options.kv_dtype,
                                             .attention_dot = options.attention_dot,

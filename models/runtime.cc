@@ -4,7 +4,8 @@
 
 #include "base/device_memory.h"
 #include "base/thread_pool.h"
-#include "kernels/attention.h"
+#include "kernels/attention_choice.h"
+#include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
 #include "models/checkpoint.h"
 #include "models/decoder.h"
@@ -68,6 +69,7 @@ class Runtime : public ModelRuntime {
   void set_profile(kernels::OpProfile* profile) override {
     model_->set_profile(profile);
     executor_->set_profile(profile);
+    pool_->set_observer(profile);
   }
 
  private:
@@ -111,9 +113,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   const DeviceMemory& device = options.device_memory != nullptr ? *options.device_memory : *host;
   ASSIGN_OR_RETURN(const MemoryInfo before, device.Read());
   RETURN_IF_ERROR(kernels::SelectIsa(options.cpu_isa));
-  ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
-                   kernels::FindAttention(options.attention));
-  attention_name_ = std::string(attention->name);
+  if (!options.attention_library.empty()) {
+    RETURN_IF_ERROR(kernels::LoadAttentionLibrary(options.attention_library).status());
+  }
+  ASSIGN_OR_RETURN(const kernels::AttentionChoice attention,
+                   kernels::ParseAttention(options.attention));
+  attention_name_ = attention.ToString();
   ASSIGN_OR_RETURN(const kernels::ComputeType compute, kernels::FindCompute(options.compute));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
@@ -136,7 +141,8 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   attention_dot_ =
       rounded && kernels::ActiveIsa() == kernels::CpuIsa::kAmx ? DType::kBF16 : DType::kF32;
   ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
-                                           {.attention = attention,
+                                           {.attention = attention.full,
+                                            .sliding_attention = attention.sliding,
                                             .compute = compute,
                                             .kv_dtype = kv_dtype_,
                                             .attention_dot = attention_dot_,

@@ -29,9 +29,10 @@ class OpProfile;  // kernels/profile/op_profile.h
 }
 
 struct RuntimeOptions {
-  std::string model;  // a .gguf file, or a directory with config.json and safetensors
-  std::string attention = "flash";
-  std::string compute = "auto";  // of linear layers: auto, float32, bf16, int8
+  std::string model;                // a .gguf file, or a directory with config.json and safetensors
+  std::string attention = "flash";  // as kernels/attention_choice.h says
+  std::string attention_library;    // a shared object with one more kernel; "" = none
+  std::string compute = "auto";     // of linear layers: auto, float32, bf16, int8
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16
@@ -81,7 +82,7 @@ class ModelRuntime {
   // any.
   virtual DraftModelProposer* draft_model() = 0;
   // From the next step on its operations are counted there; null: no longer. Not the draft model's.
-  // Before the engine starts, or its thread between steps.
+  // Before the engine starts, or its thread between steps. REQUIRES: a profile of num_threads().
   virtual void set_profile(kernels::OpProfile* profile) = 0;
 
   // All below: engine thread, between steps (Engine::PostAdminCall).

@@ -5,7 +5,8 @@
 #include <charconv>
 #include <type_traits>
 
-#include "kernels/attention.h"
+#include "kernels/attention_choice.h"
+#include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
 
 namespace quire {
@@ -211,7 +212,10 @@ absl::Status Validate(const ServerOptions& o) {
         "what is left",
         o.default_max_tokens, o.max_model_len);
   }
-  RETURN_IF_ERROR(kernels::FindAttention(o.attention).status());
+  if (!o.attention_library.empty()) {
+    RETURN_IF_ERROR(kernels::LoadAttentionLibrary(o.attention_library).status());
+  }
+  RETURN_IF_ERROR(kernels::ParseAttention(o.attention).status());
   return kernels::SelectIsa(o.cpu_isa);
 }
 

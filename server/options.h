@@ -73,6 +73,7 @@ struct ServerOptions {
   // Compute.
   std::string attention = "flash";
   std::string compute = "auto";
+  std::string attention_library;
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
   bool profile_ops = false;
@@ -217,10 +218,16 @@ struct ServerOptions {
     visit(OptionInfo{"cache_directory_bytes", "bytes",
                      "of cache_directory, most that the file tier takes; 0: no file tier", 0, 1e15},
           o.cache_directory_bytes);
-    visit(OptionInfo{"attention", "name", "of the attention kernel"}, o.attention);
+    visit(OptionInfo{"attention", "name",
+                     "of the attention kernel, as `quire kernels` lists them; or by kind of layer: "
+                     "full=<name>,sliding=<name>"},
+          o.attention);
+    visit(OptionInfo{"attention_library", "path",
+                     "a shared object with an attention kernel of your own; empty: none"},
+          o.attention_library);
     visit(OptionInfo{"compute", "type",
-                     "of products with weights; auto: the fastest here that rounds no weight", 0, 0, "",
-                     "auto|float32|bf16|int8"},
+                     "of products with weights; auto: the fastest here that rounds no weight", 0, 0,
+                     "", "auto|float32|bf16|int8"},
           o.compute);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);

@@ -2,6 +2,7 @@
 #include "kernels/profile/op_profile.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quire::kernels {
 namespace {
@@ -40,10 +41,35 @@ std::string_view NameOf(MathType type) {
   return "?";
 }
 
-OpProfile::OpProfile(size_t max_spans)
-    : start_(std::chrono::steady_clock::now()), op_spans_(max_spans), step_spans_(max_spans) {}
+OpProfile::OpProfile(int32_t num_threads, size_t max_spans)
+    : start_(std::chrono::steady_clock::now()),
+      workers_(static_cast<size_t>(num_threads)),
+      op_spans_(max_spans),
+      step_spans_(max_spans) {
+  for (Worker& worker : workers_) worker.spans.resize(max_spans);
+}
+
+void OpProfile::OnTasks(int32_t worker, std::chrono::steady_clock::time_point begin,
+                        std::chrono::steady_clock::time_point end) {
+  Worker& w = workers_[static_cast<size_t>(worker)];
+  const int64_t start = Since(begin);
+  const int64_t ns = Since(end) - start;
+  w.busy_ns += ns;
+  Push(w.spans, w.num_spans, {.start_ns = start, .ns = ns, .worker = worker, .op = op_});
+}
+
+std::vector<TaskSpan> OpProfile::task_spans() const {
+  std::vector<TaskSpan> all;
+  for (const Worker& worker : workers_) {
+    const std::vector<TaskSpan> own = InOrder(worker.spans, worker.num_spans);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
 
 void OpProfile::Lap(int64_t now) {
+  int64_t busy_ns = 0;
+  for (Worker& worker : workers_) busy_ns += std::exchange(worker.busy_ns, 0);
   if (!running_) return;
   running_ = false;
   OpTotals& t = totals_[static_cast<size_t>(kind_)][static_cast<size_t>(op_)];
@@ -51,6 +77,7 @@ void OpProfile::Lap(int64_t now) {
   const int64_t ns = now - lap_start_;
   t.ns += ns;
   t.cost += cost_;
+  t.busy_ns += busy_ns;
   const double work = Work(cost_);
   if (t.calls == 1 ||
       work * static_cast<double>(t.best_ns) > Work(t.best_cost) * static_cast<double>(ns)) {
@@ -109,6 +136,7 @@ std::vector<T> OpProfile::InOrder(const std::vector<T>& ring, int64_t pushed) {
 
 template std::vector<OpSpan> OpProfile::InOrder(const std::vector<OpSpan>&, int64_t);
 template std::vector<StepSpan> OpProfile::InOrder(const std::vector<StepSpan>&, int64_t);
+template std::vector<TaskSpan> OpProfile::InOrder(const std::vector<TaskSpan>&, int64_t);
 
 int64_t OpProfile::spans_lost() const {
   return op_spans_.empty()
@@ -122,6 +150,7 @@ void OpProfile::Reset() {
   steps_ = {};
   num_op_spans_ = 0;
   num_step_spans_ = 0;
+  for (Worker& worker : workers_) worker.busy_ns = worker.num_spans = 0;
 }
 
 }  // namespace quire::kernels

@@ -8,7 +8,8 @@
 // Bytes and operations are those that the operation can't do without (each weight once, each key
 // and value that a row may see once, what shared pages hold once for all), not those of the kernel
 // at hand. So a rate is useful work per second.
-// Thread: engine thread only; the counters may be read after its end, or between steps.
+// Thread: engine thread only, but for OnTasks; the counters may be read after its end, or between
+// steps.
 #pragma once
 
 #include <array>
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 
@@ -78,6 +80,7 @@ struct RowWork {
 struct OpTotals {
   int64_t calls = 0;
   int64_t ns = 0;
+  int64_t busy_ns = 0;  // of all threads together, in tasks of parallel loops
   OpCost cost;
   // The call with the highest rate (of operations, else of bytes; else the shortest): what the
   // kernel does when no neighbour takes its core.
@@ -105,6 +108,12 @@ struct OpSpan {
   float operations = 0;
   Op op = Op::kSchedule;
 };
+struct TaskSpan {
+  int64_t start_ns = 0;
+  int64_t ns = 0;
+  int32_t worker = 0;  // 0: the engine's thread
+  Op op = Op::kSchedule;
+};
 struct StepSpan {
   int64_t start_ns = 0;
   int64_t ns = 0;
@@ -112,10 +121,15 @@ struct StepSpan {
   int32_t sequences = 0;
 };
 
-class OpProfile {
+class OpProfile final : public ThreadPool::Observer {
  public:
-  // max_spans: of operations and of steps each, kept for a trace; the newest stay. 0: none.
-  explicit OpProfile(size_t max_spans = 0);
+  // num_threads: of the pool that it observes. max_spans: of operations, of steps and of each
+  // worker's tasks, kept for a trace; the newest stay. 0: none.
+  explicit OpProfile(int32_t num_threads, size_t max_spans = 0);
+
+  // Any worker, of the operation that runs.
+  void OnTasks(int32_t worker, std::chrono::steady_clock::time_point begin,
+               std::chrono::steady_clock::time_point end) override;
 
   // The step's laps begin, with kCopyPages.
   void BeginStep(int32_t num_tokens, int32_t num_seqs);
@@ -131,6 +145,9 @@ class OpProfile {
   void Begin(Op op, const AttentionMetadata& m, const AttentionShape& s);
   void BeginCost(Op op, const OpCost& cost);
 
+  // What Begin counts for it.
+  OpCost AttentionCost(const AttentionMetadata& m, const AttentionShape& s);
+
   const OpTotals& totals(StepKind kind, Op op) const {
     return totals_[static_cast<size_t>(kind)][static_cast<size_t>(op)];
   }
@@ -138,18 +155,24 @@ class OpProfile {
   // Oldest first. Valid until the next call of any other member.
   std::vector<OpSpan> op_spans() const { return InOrder(op_spans_, num_op_spans_); }
   std::vector<StepSpan> step_spans() const { return InOrder(step_spans_, num_step_spans_); }
-  int64_t spans_lost() const;
+  std::vector<TaskSpan> task_spans() const;  // of worker 0, then of 1 ...
+  int64_t spans_lost() const;                // of operations
+  int32_t num_threads() const { return static_cast<int32_t>(workers_.size()); }
   // Forgets all, spans included.
   void Reset();
 
  private:
-  int64_t Now() const {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() -
-                                                                start_)
-        .count();
+  // What one worker tells; its own cache line.
+  struct alignas(64) Worker {
+    int64_t busy_ns = 0;  // in this lap
+    int64_t num_spans = 0;
+    std::vector<TaskSpan> spans;  // a ring
+  };
+  int64_t Since(std::chrono::steady_clock::time_point time) const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
   }
+  int64_t Now() const { return Since(std::chrono::steady_clock::now()); }
   void Lap(int64_t now);
-  OpCost AttentionCost(const AttentionMetadata& m, const AttentionShape& s);
   template <typename T>
   static std::vector<T> InOrder(const std::vector<T>& ring, int64_t pushed);
 
@@ -165,6 +188,7 @@ class OpProfile {
   OpCost cost_;
   int64_t lap_start_ = 0;
 
+  std::vector<Worker> workers_;
   std::vector<OpSpan> op_spans_;  // rings
   std::vector<StepSpan> step_spans_;
   int64_t num_op_spans_ = 0;

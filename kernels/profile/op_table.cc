@@ -62,14 +62,18 @@ std::string OpTable(const OpProfile& profile, StepKind kind, const MachinePeaks&
   const auto n = static_cast<double>(steps.steps);
   std::string text = fmt::format(
       "{} steps: {}, {:.1f} tokens each, {:.3f} ms each, the shortest {:.3f} ms\n"
-      "{:<12}{:>7}{:>10}{:>7}{:>10}{:>8}{:>9}{:>7}{:>10}{:>7}{:>10}{:>8}\n",
+      "{:<12}{:>7}{:>10}{:>7}{:>10}{:>7}{:>8}{:>9}{:>7}{:>10}{:>7}{:>10}{:>8}\n",
       NameOf(kind), steps.steps, static_cast<double>(steps.tokens) / n,
       static_cast<double>(steps.ns) / n * 1e-6, static_cast<double>(steps.best_ns) * 1e-6, "op",
-      "calls", "ms", "share", "us/call", "GB/s", "GFLOP/s", "bound", "bound us", "of it", "best us",
-      "of it");
+      "calls", "ms", "share", "us/call", "busy", "GB/s", "GFLOP/s", "bound", "bound us", "of it",
+      "best us", "of it");
   const std::vector<Row> rows = RowsOf(profile, kind, peaks);
-  double all_ns = 0, all_bound = 0, all_best = 0;
-  for (const Row& r : rows) all_ns += static_cast<double>(r.totals.ns);
+  const auto threads = static_cast<double>(profile.num_threads());
+  double all_ns = 0, all_busy = 0, all_bound = 0, all_best = 0;
+  for (const Row& r : rows) {
+    all_ns += static_cast<double>(r.totals.ns);
+    all_busy += static_cast<double>(r.totals.busy_ns);
+  }
   for (const Row& r : rows) {
     const auto calls = static_cast<double>(r.totals.calls);
     const auto ns = static_cast<double>(r.totals.ns);
@@ -81,16 +85,19 @@ std::string OpTable(const OpProfile& profile, StepKind kind, const MachinePeaks&
                                 : r.bound.math_us > r.bound.memory_us ? "math"
                                                                       : "bytes";
     text += fmt::format(
-        "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8.1f}{:>9.1f}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}\n",
+        "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>7}{:>8.1f}{:>9.1f}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}"
+        "\n",
         kernels::NameOf(r.op), r.totals.calls, ns * 1e-6, Percent(ns, all_ns), ns * 1e-3 / calls,
-        r.totals.cost.bytes() / ns, r.totals.cost.operations() / ns, by, r.bound.us / calls,
+        Percent(static_cast<double>(r.totals.busy_ns), threads * ns), r.totals.cost.bytes() / ns,
+        r.totals.cost.operations() / ns, by, r.bound.us / calls,
         Percent(r.bound.us * 1e3, bounded ? ns : 0), best_ns * 1e-3,
         Percent(BoundOf(r.totals.best_cost, 1, peaks).us * 1e3, bounded ? best_ns : 0));
   }
   text += fmt::format(
-      "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}{:>9}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}\n", "all",
-      steps.steps, all_ns * 1e-6, "100.0%", all_ns * 1e-3 / n, "", "", "", all_bound / n,
-      Percent(all_bound * 1e3, all_ns), all_best * 1e-3 / n, Percent(all_bound * 1e3, all_best));
+      "{:<12}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>7}{:>8}{:>9}{:>7}{:>10.2f}{:>7}{:>10.2f}{:>8}\n", "all",
+      steps.steps, all_ns * 1e-6, "100.0%", all_ns * 1e-3 / n, Percent(all_busy, threads * all_ns),
+      "", "", "", all_bound / n, Percent(all_bound * 1e3, all_ns), all_best * 1e-3 / n,
+      Percent(all_bound * 1e3, all_best));
   return text;
 }
 
@@ -137,6 +144,8 @@ void WriteOps(const OpProfile& profile, StepKind kind, const MachinePeaks& peaks
     w.Int(r.totals.ns);
     w.Key("best_ns");
     w.Int(r.totals.best_ns);
+    w.Key("busy_ns");
+    w.Int(r.totals.busy_ns);
     for (const auto& [key, value] :
          {std::pair<const char*, double>{"weight_bytes", r.totals.cost.weight_bytes},
           {"kv_bytes", r.totals.cost.kv_bytes},
@@ -161,6 +170,12 @@ std::string ChromeTrace(const OpProfile& profile) {
       "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
       "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"quire\"}},\n"
       "{\"ph\":\"M\",\"pid\":1,\"tid\":1,\"name\":\"thread_name\",\"args\":{\"name\":\"engine\"}}";
+  for (int32_t worker = 1; worker < profile.num_threads(); ++worker) {
+    text += fmt::format(
+        ",\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":"
+        "\"worker {}\"}}}}",
+        worker + 1, worker);
+  }
   for (const StepSpan& s : profile.step_spans()) {
     text += fmt::format(
         ",\n{{\"ph\":\"X\",\"pid\":1,\"tid\":1,\"cat\":\"step\",\"name\":\"{}\",\"ts\":{},"
@@ -173,6 +188,13 @@ std::string ChromeTrace(const OpProfile& profile) {
         ",\n{{\"ph\":\"X\",\"pid\":1,\"tid\":1,\"cat\":\"op\",\"name\":\"{}\",\"ts\":{},"
         "\"dur\":{},\"args\":{{\"bytes\":{:.0f},\"operations\":{:.0f}}}}}",
         kernels::NameOf(s.op), us(s.start_ns), us(s.ns), s.bytes, s.operations);
+  }
+  // Inside their operation on the engine's track, and beside it on the others'.
+  for (const TaskSpan& s : profile.task_spans()) {
+    text += fmt::format(
+        ",\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"cat\":\"tasks\",\"name\":\"{}\",\"ts\":{},"
+        "\"dur\":{}}}",
+        s.worker + 1, kernels::NameOf(s.op), us(s.start_ns), us(s.ns));
   }
   return text + "\n]}\n";
 }

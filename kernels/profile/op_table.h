@@ -23,7 +23,7 @@ void WriteOps(const OpProfile& profile, StepKind kind, const MachinePeaks& peaks
 void WritePeaks(const MachinePeaks& peaks, JsonWriter& w);
 
 // The spans that the profile kept as Chrome's trace event format: complete events in microseconds,
-// steps around their operations.
+// steps around their operations, one track per thread.
 std::string ChromeTrace(const OpProfile& profile);
 // ERRORS: kInvalidArgument naming trace_file and the system's reason.
 absl::Status WriteTrace(const OpProfile& profile, const std::string& path);

@@ -77,7 +77,8 @@ int BenchOps::Run() const {
   ModelRuntime& runtime = **loaded;
   const kernels::MachinePeaks peaks =
       kernels::MeasurePeaks(runtime.num_threads(), static_cast<size_t>(runtime.memory().weights));
-  kernels::OpProfile profile(options->trace_file.empty() ? 0 : size_t{1} << 20);
+  kernels::OpProfile profile(runtime.num_threads(),
+                             options->trace_file.empty() ? 0 : size_t{1} << 20);
   JsonWriter json;
   json.BeginObject();
   if (json_) {

@@ -1,26 +1,142 @@
-// server/cli/kernels.cc -- `quire kernels`: what this build and this CPU have.
+// server/cli/kernels.cc -- `quire kernels`: what this build and this CPU have, and how fast it is
+// here.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
 
 #include "kernels/attention.h"
+#include "kernels/attention_features.h"
+#include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/profile/self_bench.h"
 #include "server/cli/commands.h"
 
 namespace quire {
+namespace {
+
+using kernels::AttentionBackend;
+
+struct KernelsOptions {
+  std::string library;
+  int32_t num_threads = 0;
+  bool no_bench = false;
+};
+
+constexpr DType kFormats[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0,
+                              DType::kQ6_K, DType::kQ5_K, DType::kQ5_1, DType::kQ5_0,
+                              DType::kQ4_K, DType::kQ4_1, DType::kQ4_0};
+
+void PrintPeaks(const kernels::MachinePeaks& peaks) {
+  const kernels::CacheSizes caches = kernels::ReadCacheSizes();
+  fmt::print("this machine, {} threads\n", peaks.num_threads);
+  for (const kernels::MathPeak& peak : peaks.math) {
+    fmt::print("  {:<5}{:<18}{}\n", kernels::NameOf(peak.type), peak.unit,
+               peak.available
+                   ? fmt::format("{:>9.0f} GFLOP/s", peak.gops_per_thread * peaks.num_threads)
+                   : "  not here");
+  }
+  // Half a level, so that the rest of the system does not push it out; then what no L2 holds.
+  const size_t threads = static_cast<size_t>(peaks.num_threads);
+  const std::pair<const char*, size_t> levels[] = {
+      {"L1", caches.l1 / 2 * threads},
+      {"L2", caches.l2 / 2 * threads},
+      {"L3 or memory", std::max<size_t>(size_t{32} << 20, 4 * caches.l2 * threads)},
+      {"memory", caches.l3 == 0 ? 0 : std::min<size_t>(2 * caches.l3, size_t{1} << 30)}};
+  for (const auto& [level, bytes] : levels) {
+    if (bytes == 0) continue;
+    fmt::print("  read {:>9.2f} MiB ({}) {:>9.1f} GB/s\n", static_cast<double>(bytes) / (1 << 20),
+               level, kernels::MeasureRead(bytes, peaks.num_threads));
+  }
+  std::fflush(stdout);
+}
+
+void PrintAttention(const AttentionBackend& backend, const kernels::MachinePeaks* peaks,
+                    ThreadPool& pool) {
+  const kernels::AttentionFeatures features = kernels::FeaturesOf(backend);
+  fmt::print("  {:<10}{}; {}\n            {}\n", backend.name, backend.summary,
+             backend.batch_invariant ? "batch invariant" : "not batch invariant",
+             Describe(features));
+  if (peaks == nullptr) return;
+  for (const DType type : features.kv_dtypes) {
+    if (!backend
+             .supports({.num_heads = 8,
+                        .num_kv_heads = 4,
+                        .head_dim = 64,
+                        .head_dim_v = 64,
+                        .softmax_scale = 0.125f,
+                        .kv_dtype = type},
+                       16)
+             .ok()) {
+      continue;
+    }
+    const kernels::AttentionRates r = MeasureAttention(backend, type, *peaks, pool);
+    fmt::print(
+        "            {:<5} decode {:>7.1f} GB/s ({:.0f}% of reading), prefill {:>8.1f} GFLOP/s "
+        "({:.0f}% of f32)\n",
+        NameOf(type), r.decode_gb_s, 100 * r.decode_share, r.prefill_gflop_s,
+        100 * r.prefill_share);
+    std::fflush(stdout);
+  }
+}
+
+void PrintLinear(const kernels::MachinePeaks* peaks, ThreadPool& pool) {
+  for (const DType format : kFormats) {
+    if (peaks == nullptr) {
+      fmt::print("  {}\n", NameOf(format));
+      continue;
+    }
+    const kernels::LinearRates r = MeasureLinear(format, *peaks, pool);
+    fmt::print(
+        "  {:<6}{:<10} one row {:>7.1f} GB/s ({:.0f}% of reading), 256 rows {:>8.1f} GFLOP/s "
+        "({:.0f}% of f32)\n",
+        NameOf(format), kernels::NameOf(kernels::ActiveIsa()), r.decode_gb_s, 100 * r.decode_share,
+        r.prefill_gflop_s, 100 * r.prefill_share);
+    std::fflush(stdout);
+  }
+}
+
+int RunKernels(const KernelsOptions& o) {
+  if (!o.library.empty()) {
+    const auto loaded = kernels::LoadAttentionLibrary(o.library);
+    if (!loaded.ok()) return Fail(kExitUsage, Message(loaded.status()).c_str());
+  }
+  ThreadPool pool(o.num_threads > 0 ? o.num_threads : NumPhysicalCores());
+  kernels::MachinePeaks measured;
+  const kernels::MachinePeaks* peaks = nullptr;
+  if (!o.no_bench) {
+    measured = kernels::MeasurePeaks(pool.num_threads(), size_t{64} << 20);
+    peaks = &measured;
+    PrintPeaks(measured);
+  }
+  fmt::print("attention kernels (--attention; --attention full=<name>,sliding=<name>)\n");
+  for (const AttentionBackend* backend : kernels::AttentionBackends()) {
+    PrintAttention(*backend, peaks, pool);
+  }
+  fmt::print("weights of linear layers, by the type of the file\n");
+  const std::string best(kernels::NameOf(kernels::ActiveIsa()));
+  for (const std::string_view isa : kernels::IsaNames()) {
+    if (!kernels::SelectIsa(isa).ok()) continue;
+    if (peaks != nullptr || isa == best) PrintLinear(peaks, pool);
+  }
+  CHECK(kernels::SelectIsa(best).ok());
+  fmt::print("--cpu-isa (in use: {})\n{}\n", best, kernels::DescribeCpu());
+  return 0;
+}
+
+}  // namespace
 
 Subcommand MakeKernels(CLI::App& parent) {
-  CLI::App* const app = parent.add_subcommand("kernels", "list attention kernels and CPU features");
-  return {app, [] {
-            fmt::print("--attention\n");
-            for (const kernels::AttentionBackend* backend : kernels::AttentionBackends()) {
-              fmt::print("  {:<10}{}{}\n", backend->name, backend->summary,
-                         backend->batch_invariant ? "" : " (not batch invariant)");
-            }
-            fmt::print("--cpu-isa (in use: {})\n{}", kernels::NameOf(kernels::ActiveIsa()),
-                       kernels::DescribeCpu());
-            return 0;
-          }};
+  auto o = std::make_shared<KernelsOptions>();
+  CLI::App* const app = parent.add_subcommand(
+      "kernels", "list kernels and what they support, with their rates on this machine");
+  app->add_option("--attention-library", o->library, "a kernel of your own to list as well")
+      ->type_name("path");
+  app->add_option("--num-threads", o->num_threads, "of the measurements; 0: physical cores")
+      ->check(CLI::Range(0, 1024));
+  app->add_flag("--no-bench", o->no_bench, "only list, measure nothing");
+  return {app, [o] { return RunKernels(*o); }};
 }
 
 }  // namespace quire

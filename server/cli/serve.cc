@@ -172,8 +172,8 @@ void Announce(const Daemon& daemon, const ServedModel& model, const std::string&
 std::unique_ptr<kernels::OpProfile> StartProfile(const ServerOptions& options,
                                                  ModelRuntime& runtime) {
   if (!options.profile_ops && options.trace_file.empty()) return nullptr;
-  auto profile =
-      std::make_unique<kernels::OpProfile>(options.trace_file.empty() ? 0 : size_t{1} << 18);
+  auto profile = std::make_unique<kernels::OpProfile>(
+      runtime.num_threads(), options.trace_file.empty() ? 0 : size_t{1} << 18);
   runtime.set_profile(profile.get());
   return profile;
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "kernels/attention.h"
+#include "kernels/attention_choice.h"
 #include "models/checkpoint.h"
 #include "models/decoder.h"
 #include "models/executor.h"
@@ -44,10 +44,11 @@ class ModelHarness {
     h->config_ = loaded.config;
     h->threads_ = std::make_unique<ThreadPool>(options.num_threads);
     ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(loaded.config, *loaded.weights));
-    ASSIGN_OR_RETURN(const kernels::AttentionBackend* attention,
-                     kernels::FindAttention(options.attention));
+    ASSIGN_OR_RETURN(const kernels::AttentionChoice attention,
+                     kernels::ParseAttention(options.attention));
     ASSIGN_OR_RETURN(h->model_, Decoder::Create(loaded.config, weights,
-                                                {.attention = attention,
+                                                {.attention = attention.full,
+                                                 .sliding_attention = attention.sliding,
                                                  .kv_dtype = options.kv_dtype,
                                                  .block_size = options.block_size},
                                                 *h->threads_));
