@@ -1,7 +1,7 @@
 // bench/linear_bench.cc -- RunLinear on SmolLM2-135M's shapes beside the machine's own float32 FMA
 // rate, measured in the same run.
 //
-//   linear_bench [isa] [max threads]
+//   linear_bench [isa] [max threads] [compute]
 //
 // Columns: GFLOP/s and GB/s of packed weights by the median wall time; GFLOP/s per core by CPU
 // time; then GFLOP/s, GB/s and share of the FMA peak of the best call, which is what the kernel
@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -82,7 +83,7 @@ struct Shape {
   int64_t n, k;
 };
 
-void Measure(const Shape& s, int64_t m, ThreadPool& pool, double peak) {
+void Measure(const Shape& s, int64_t m, ComputeType compute, ThreadPool& pool, double peak) {
   std::mt19937 rng(1);
   std::vector<std::byte> file(BytesFor(s.type, static_cast<size_t>(s.n * s.k)));
   if (InfoOf(s.type).block_size > 1) {
@@ -97,11 +98,15 @@ void Measure(const Shape& s, int64_t m, ThreadPool& pool, double peak) {
   const size_t copies = std::clamp<size_t>((size_t{32} << 20) / file.size(), 1, 64);
   std::vector<PackedWeight> w;
   for (size_t i = 0; i < copies; ++i) {
-    auto packed = PackedWeight::Pack({file.data(), s.type, 2, {s.n, s.k}}, pool);
+    auto packed = PackedWeight::Pack({file.data(), s.type, 2, {s.n, s.k}}, pool, compute);
     if (!packed.ok()) std::abort();
     w.push_back(*std::move(packed));
   }
   std::vector<float> x(static_cast<size_t>(m * s.k), 0.5f), y(static_cast<size_t>(m * s.n));
+  std::vector<float> scratch(LinearScratchBytes(m, s.k) / sizeof(float) + 16);
+  void* at = scratch.data();
+  size_t left = scratch.size() * sizeof(float);
+  std::align(64, LinearScratchBytes(m, s.k), at, left);
   const double flop = 2.0 * static_cast<double>(m * s.n) * static_cast<double>(s.k);
   // About 0.15 s a row, at least 7 calls.
   const int calls = std::clamp(static_cast<int>(6e9 / (flop + 2e5)), 7, 4000);
@@ -114,7 +119,7 @@ void Measure(const Shape& s, int64_t m, ThreadPool& pool, double peak) {
                         .y = y.data(),
                         .ldy = s.n};
     const double start = Seconds(CLOCK_MONOTONIC);
-    RunLinear({&job, 1}, m, pool);
+    RunLinear({&job, 1}, m, pool, {static_cast<std::byte*>(at), left});
     wall.push_back(Seconds(CLOCK_MONOTONIC) - start);
   }
   const double cpu = Seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
@@ -136,6 +141,11 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", Message(status).c_str());
     return 1;
   }
+  const absl::StatusOr<ComputeType> compute = FindCompute(argc > 3 ? argv[3] : "auto");
+  if (!compute.ok()) {
+    std::fprintf(stderr, "%s\n", Message(compute.status()).c_str());
+    return 1;
+  }
   const int max_threads = argc > 2 ? std::atoi(argv[2]) : NumPhysicalCores();
   const double peak = FmaPeak();
   std::printf("%s\nfloat32 FMA peak of one core, by CPU time: %.0f GFLOP/s\n\n",
@@ -147,16 +157,17 @@ int Main(int argc, char** argv) {
                                {DType::kQ4_1, 1536, 576},
                                {DType::kQ4_1, 576, 1536},
                                {DType::kQ8_0, 49152, 576}};
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ5_0,
+  if (argc > 4) shapes.resize(static_cast<size_t>(std::atoi(argv[4])));
+  for (const DType type : {DType::kBF16, DType::kF32, DType::kF16, DType::kQ4_0, DType::kQ5_0,
                            DType::kQ5_1, DType::kQ8_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K}) {
     shapes.push_back({type, 1536, 1536});
   }
-  for (int threads = 1; threads <= max_threads; ++threads) {
+  for (int threads = argc > 5 ? max_threads : 1; threads <= max_threads; ++threads) {
     ThreadPool pool(threads);
     for (const Shape& s : shapes) {
-      for (const int64_t m : {1, 4, 16, 64, 512}) {
+      for (const int64_t m : {1, 4, 8, 16, 64, 512}) {
         if (s.n > 40000 && m > 64) continue;
-        Measure(s, m, pool, peak);
+        Measure(s, m, *compute, pool, peak);
       }
     }
   }

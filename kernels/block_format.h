@@ -7,17 +7,24 @@
 // 4..8 bits of code, 24 at most), so one fma gives the same value as multiply, then add.
 //
 // A packed panel is kPanel = 64 columns (rows of W) over all k:
-//   plain types   [k][64] elements
+//   plain types   [k][64] elements; bfloat16 as pairs, [k / 2][64][2], k filled up to a multiple of
+//                 32 with zeros, which is what tile instructions load
 //   block types   one record per block of the file:
 //     d    [64] fp16
 //     m    [64] fp16                     if has_min
 //     then for each sub-block of the block (1, or 8 for K types):
 //       sc [kScales][64] int8 or uint8   K types; Q6_K has two, for 16 values each
 //       mn [64] uint8                    K types with a min
-//       low nibbles [4][64] uint32       4, 5, 6 bit: nibble j of word g is value 8 g + j
-//       high bits   [64] uint32          5 bit: bit i is value i
-//                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of word h are value 16 h + i
-//       or codes    [32][64] int8        8 bit
+//       low nibbles [4][64] uint32       4, 5, 6 bit: nibble j of the lower half of word g is value
+//                                        8 g + 2 j, of the upper half value 8 g + 2 j + 1
+//       high bits   [64] uint32          5 bit: bit i of the halves is values 2 i and 2 i + 1
+//                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of the halves of word h are
+//                   values
+//                                        16 h + 2 i and 16 h + 2 i + 1
+//       or codes    [8][64][4] int8      8 bit: bytes of words 2 g and 2 g + 1 are values
+//                                        8 g + 0 4 1 5 and 8 g + 2 6 3 7, which is what every
+//                                        second nibble of a word g above is
+// Even values in lower, odd ones in upper halves: a pair is one look-up of 16-bit lanes.
 // Sources: ggml's block structs as PyPI's `gguf` reads them (gguf/quants.py).
 #pragma once
 

@@ -52,7 +52,7 @@ bool AskForTiles() {
 }
 
 bool HasAmx() {
-  if (!HasAvx512()) return false;
+  if (!HasAvx512() || !__builtin_cpu_supports("avx512vnni")) return false;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
@@ -109,6 +109,15 @@ std::string DescribeCpu() {
 }
 
 CpuIsa ActiveIsa() { return Active(); }
+
+bool UseVnni() {
+#if defined(__x86_64__)
+  static const bool has = HasAvx512() && __builtin_cpu_supports("avx512vnni");
+  return has && ActiveIsa() >= CpuIsa::kAvx512;
+#else
+  return false;
+#endif
+}
 
 std::string_view NameOf(CpuIsa isa) {
   switch (isa) {

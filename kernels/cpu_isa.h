@@ -24,6 +24,9 @@ std::string_view NameOf(CpuIsa isa);
 // Of this build, best first; this CPU may lack some.
 std::vector<std::string_view> IsaNames();
 
+// Whether the row in use may run AVX512-VNNI instructions.
+bool UseVnni();
+
 // `want`: "auto" or a row's name. Not thread-safe: start-up and tests only.
 // ERRORS: kInvalidArgument listing the names; kFailedPrecondition if this CPU lacks it.
 absl::Status SelectIsa(std::string_view want);

@@ -4,9 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
+#include "base/status.h"
+#include "kernels/cpu/flush_subnormals.h"
+#include "kernels/cpu/linear_dot.h"
+#include "kernels/cpu/linear_int8.h"
 #include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu_isa.h"
+
+#define QUIRE_BODY "kernels/cpu/linear_prepare-inl.h"
+#include "kernels/cpu/foreach_isa-inl.h"
 
 namespace quire::kernels {
 namespace {
@@ -25,12 +33,50 @@ PanelFn ActivePanelFn() {
   }
 }
 
+DotPanelFn ActiveDotPanelFn() {
+  switch (ActiveIsa()) {
+#if defined(__x86_64__)
+    case CpuIsa::kAmx:
+      return DotPanelAmx;
+    case CpuIsa::kAvx512:
+      return DotPanelAvx512;
+    case CpuIsa::kAvx2:
+      return DotPanelAvx2;
+#endif
+    default:
+      return DotPanelPortable;
+  }
+}
+
+Int8PanelFn ActiveInt8PanelFn() {
+  switch (ActiveIsa()) {
+#if defined(__x86_64__)
+    case CpuIsa::kAmx:
+    case CpuIsa::kAvx512:
+      return UseVnni() ? Int8PanelVnni : Int8PanelAvx2;
+    case CpuIsa::kAvx2:
+      return Int8PanelAvx2;
+#endif
+    default:
+      return Int8PanelPortable;
+  }
+}
+
+// Up to so many rows integer products are quicker than tiles, which give the same bits
+// (`linear_bench`).
+constexpr int64_t kInt8Rows = 8;
+bool Int8ByTiles(int64_t m) { return ActiveIsa() == CpuIsa::kAmx && m > kInt8Rows; }
+
+// Below this many values of x a fork-join costs more than rounding them.
+constexpr int64_t kSerialValues = 16384;
+
 int64_t PanelsOf(const PackedWeight& w) { return (w.n() + kPanel - 1) / kPanel; }
 
 // How many chunks to cut m rows into, so that panels x chunks fill the threads evenly: 9 panels
 // cost two threads 5 turns instead of 4.5, 18 half panels 9. Small chunks expand a panel's weights
 // for too few rows, so a chunk keeps at least 48.
 int64_t NumRowChunks(int64_t m, int64_t panels, int64_t threads) {
+  // A chunk is whole tiles of rows.
   const int64_t least = (m + kMaxRows - 1) / kMaxRows;
   const int64_t most = std::max(least, m / 48);
   int64_t best = least;
@@ -47,34 +93,133 @@ int64_t NumRowChunks(int64_t m, int64_t panels, int64_t threads) {
   return best;
 }
 
-// c: [rows][kPanel] finished chains; writes the panel's columns of rows first .. first + rows - 1.
+// c: [rows][kPanel] finished sums; writes the panel's columns of rows first .. first + rows - 1.
 void Finish(const LinearJob& job, int64_t panel, int64_t first, int64_t rows, const float* c) {
   const int64_t col = panel * kPanel;
   const int64_t cols = std::min<int64_t>(kPanel, job.w->n() - col);
+  const float* bias = job.bias != nullptr ? job.bias + col : nullptr;
+  const auto finish = QUIRE_FOR_ISA(FinishRow);
   for (int64_t r = 0; r < rows; ++r, c += kPanel) {
     const int64_t at = (first + r) * job.ldy + col;
-    float* y = job.y + at;
-    const float* residual = job.residual != nullptr ? job.residual + at : nullptr;
-    if (job.bias != nullptr && residual != nullptr) {
-      for (int64_t j = 0; j < cols; ++j) y[j] = c[j] + job.bias[col + j] + residual[j];
-    } else if (job.bias != nullptr) {
-      for (int64_t j = 0; j < cols; ++j) y[j] = c[j] + job.bias[col + j];
-    } else if (residual != nullptr) {
-      for (int64_t j = 0; j < cols; ++j) y[j] = c[j] + residual[j];
-    } else {
-      std::copy_n(c, cols, y);
-    }
+    finish(c, bias, job.residual != nullptr ? job.residual + at : nullptr, cols, job.y + at);
   }
 }
 
+int64_t BlocksOf(int64_t k) { return (k + kDotBlock - 1) / kDotBlock; }
+
+constexpr size_t RoundUp64(size_t n) { return (n + 63) / 64 * 64; }
+size_t RowBytes(int64_t m, int64_t k) {
+  return static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t) +
+         2 * static_cast<size_t>(kTileBytes);
+}
+
+// The distinct inputs of a call that are not multiplied in float32, prepared in scratch.
+class PreparedInputs {
+ public:
+  struct Input {
+    const float* x;
+    int64_t ldx, k;
+    ComputeType compute;
+    DotRows bf16;
+    Int8Rows int8;
+  };
+
+  PreparedInputs(std::span<const LinearJob> jobs, int64_t m, std::span<std::byte> scratch,
+                 ThreadPool& pool) {
+    for (const LinearJob& job : jobs) {
+      if (job.w->compute() == ComputeType::kF32 || Find(job) != nullptr) continue;
+      const int64_t k = job.w->k();
+      const size_t bytes = LinearScratchBytes(m, k);
+      CHECK(num_ < kMost && bytes <= scratch.size(), "input {}: {} bytes of scratch, {} left", num_,
+            bytes, scratch.size());
+      Input& in = inputs_[num_++];
+      in.x = job.x;
+      in.ldx = job.ldx;
+      in.k = k;
+      in.compute = job.w->compute();
+      const int64_t blocks = BlocksOf(k);
+      std::byte* const rest = scratch.data() + RowBytes(m, k);
+      auto* const floats = reinterpret_cast<float*>(rest);
+      if (in.compute == ComputeType::kBF16 || Int8ByTiles(m)) {
+        in.bf16 = {.num_rows = m,
+                   .blocks = blocks,
+                   .x = reinterpret_cast<uint16_t*>(scratch.data()),
+                   .sums = floats};
+      } else {
+        // Half of the room for rows is free for two of the three arrays.
+        auto* const more = reinterpret_cast<float*>(scratch.data() + RowBytes(m, k) / 2);
+        in.int8 = {.num_rows = m,
+                   .blocks = blocks,
+                   .q = reinterpret_cast<int8_t*>(scratch.data()),
+                   .scales = more,
+                   .sums = floats,
+                   .totals = reinterpret_cast<int32_t*>(more + m * blocks)};
+      }
+      scratch = scratch.subspan(bytes);
+      Prepare(in, m, pool);
+    }
+  }
+
+  const Input* Find(const LinearJob& job) const {
+    for (size_t i = 0; i < num_; ++i) {
+      const Input& in = inputs_[i];
+      if (in.x == job.x && in.ldx == job.ldx && in.k == job.w->k() &&
+          in.compute == job.w->compute()) {
+        return &in;
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  static constexpr size_t kMost = 4;
+
+  static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
+    const auto round = QUIRE_FOR_ISA(PrepareRow);
+    const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
+    const auto quantize_bf16 = QUIRE_FOR_ISA(QuantizeRowBF16);
+    const auto tile = [&](int64_t t, int32_t) {
+      const int64_t n = std::min(kTileRows, m - t * kTileRows);
+      for (int64_t r = 0; r < n; ++r) {
+        const int64_t row = t * kTileRows + r;
+        const float* x = in.x + row * in.ldx;
+        const int64_t at = row * BlocksOf(in.k);
+        if (in.compute == ComputeType::kBF16) {
+          round(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
+        } else if (Int8ByTiles(m)) {
+          quantize_bf16(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
+        } else {
+          quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
+                   in.int8.totals + at);
+        }
+      }
+    };
+    const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+    if (m * in.k > kSerialValues) return pool.ParallelFor(tiles, tile);
+    for (int64_t t = 0; t < tiles; ++t) tile(t, 0);
+  }
+
+  Input inputs_[kMost];
+  size_t num_ = 0;
+};
+
 }  // namespace
 
-void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool) {
+size_t LinearScratchBytes(int64_t m, int64_t k) {
+  return RowBytes(m, k) + RoundUp64(static_cast<size_t>(m * BlocksOf(k)) * sizeof(float));
+}
+
+void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
+               std::span<std::byte> scratch) {
   if (m <= 0) return;
   int64_t panels = 0;
   for (const LinearJob& job : jobs) panels += PanelsOf(*job.w);
+  const PreparedInputs inputs(jobs, m, scratch, pool);
+  const int64_t tiles = (m + kTileRows - 1) / kTileRows;
   const int64_t chunks = NumRowChunks(m, panels, pool.num_threads());
   const PanelFn run = ActivePanelFn();
+  const DotPanelFn run_bf16 = ActiveDotPanelFn();
+  const Int8PanelFn run_int8 = ActiveInt8PanelFn();
   // Chunks of one panel are neighbours: the second finds the panel's bytes in cache.
   pool.ParallelFor(panels * chunks, [&](int64_t task, int32_t) {
     const int64_t chunk = task % chunks;
@@ -82,12 +227,25 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool) {
     const LinearJob* job = jobs.data();
     for (; panel >= PanelsOf(*job->w); ++job) panel -= PanelsOf(*job->w);
     const PackedWeight& w = *job->w;
-    const int64_t first = m * chunk / chunks;
-    const int64_t rows = m * (chunk + 1) / chunks - first;
-    const size_t panel_bytes = w.bytes() / static_cast<size_t>(PanelsOf(w));
+    const int64_t first_tile = tiles * chunk / chunks;
+    const int64_t end_tile = tiles * (chunk + 1) / chunks;
+    const int64_t first = first_tile * kTileRows;
+    const int64_t rows = std::min(m, end_tile * kTileRows) - first;
+    const std::byte* packed =
+        w.data() + static_cast<size_t>(panel) * (w.bytes() / static_cast<size_t>(PanelsOf(w)));
     alignas(64) std::array<float, static_cast<size_t>(kMaxRows * kPanel)> c;
-    run(w.dtype(), w.data() + static_cast<size_t>(panel) * panel_bytes, w.k(),
-        job->x + first * job->ldx, job->ldx, rows, c.data());
+    const int64_t num_tiles = end_tile - first_tile;
+    if (w.compute() == ComputeType::kF32) {
+      run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
+    } else {
+      const FlushSubnormals flush;
+      const PreparedInputs::Input& in = *inputs.Find(*job);
+      if (w.compute() == ComputeType::kBF16 || Int8ByTiles(m)) {
+        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, c.data());
+      } else {
+        run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());
+      }
+    }
     Finish(*job, panel, first, rows, c.data());
   });
 }

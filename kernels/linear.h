@@ -1,8 +1,11 @@
 // kernels/linear.h -- y = x W^T with weights packed once, in any format that a checkpoint brings.
 //
-// Exactness (C1): y[m][n] is one chain, k ascending, acc = fma(x[m][k], w[n][k], acc) from 0, in
-// float32; w[n][k] is the weight's float32 value (for block types: what the format's dequantiser
-// gives). The number of rows, threads and the instruction set change blocking only, never a bit.
+// Exactness (C1): the number of rows, threads and the instruction set change blocking only, never a
+// bit. In float32 y[m][n] is one chain, k ascending, acc = fma(x[m][k], w[n][k], acc) from 0;
+// w[n][k] is the weight's float32 value (for block types: what the format's dequantiser gives). In
+// bf16 x is rounded to bfloat16, weights are not (cpu/linear_dot.h); in int8 x becomes 8-bit codes,
+// a scale for each 32 values of a row, weights stay exact (cpu/linear_int8.h). These state the
+// order.
 //
 // Weights keep their file format's precision and about its size in memory: block types stay packed
 // and are expanded in registers or in a small scratch tile that lives in cache.
@@ -17,6 +20,7 @@
 #include "base/status.h"
 #include "base/tensor_view.h"
 #include "base/thread_pool.h"
+#include "kernels/compute_type.h"
 
 namespace quire::kernels {
 
@@ -31,13 +35,16 @@ class PackedWeight {
   PackedWeight& operator=(PackedWeight&&) noexcept = default;
 
   // w: [n, k], any of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; k is a
-  // multiple of the block size. The source is not kept.
+  // multiple of the block size. The source is not kept. kBF16 rounds F32 and F16 to BF16,
+  // kI8 all plain types to Q8_0.
   // ERRORS: kUnimplemented naming the type; kInvalidArgument for a shape that does not fit.
-  static absl::StatusOr<PackedWeight> Pack(const TensorView& w, ThreadPool& pool);
+  static absl::StatusOr<PackedWeight> Pack(const TensorView& w, ThreadPool& pool,
+                                           ComputeType compute = ComputeType::kF32);
 
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
-  DType dtype() const { return dtype_; }
+  DType dtype() const { return dtype_; }            // as packed
+  ComputeType compute() const { return compute_; }  // never kAuto
   size_t bytes() const { return bytes_; }
   const std::byte* data() const { return data_.get(); }
 
@@ -51,6 +58,7 @@ class PackedWeight {
   int64_t n_ = 0;
   int64_t k_ = 0;
   DType dtype_ = DType::kF32;
+  ComputeType compute_ = ComputeType::kF32;
   size_t bytes_ = 0;
   std::unique_ptr<std::byte, Free> data_;
 };
@@ -66,8 +74,14 @@ struct LinearJob {
   const float* residual = nullptr;  // [m, n], row stride ldy, or null; may be y itself
 };
 
+// Scratch that RunLinear needs for m rows of each distinct input of depth k that is multiplied in
+// bf16 or int8: the rounded rows, their scales and sums.
+size_t LinearScratchBytes(int64_t m, int64_t k);
+
 // All jobs have the same number of rows m; they run in one fork-join (q, k and v; gate and up).
-void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool);
+// scratch: 64-byte aligned; may be empty if all weights are computed in float32.
+void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
+               std::span<std::byte> scratch = {});
 
 // Dequantises `count` values of any type above from file format; the oracle is PyPI's `gguf`.
 void Dequantize(DType type, const std::byte* src, int64_t count, float* dst);

@@ -1,7 +1,9 @@
 // PackedWeight: from a checkpoint's rows to panels of 64 columns (block_format.h), and back for one
 // row. Load time and embedding look-ups; the products are in linear.cc.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "kernels/block_format.h"
 #include "kernels/linear.h"
@@ -10,18 +12,30 @@
 namespace quire::kernels {
 namespace {
 
+int64_t RoundUp32(int64_t k) { return (k + 31) / 32 * 32; }
+
 size_t PanelBytes(DType type, int64_t k) {
   const BlockFormat format = FormatOf(type);
   const DTypeInfo info = InfoOf(type);
+  if (type == DType::kBF16) k = RoundUp32(k);
   const size_t blocks = static_cast<size_t>(k / info.block_size);
   return blocks * (format.is_block() ? format.record_bytes()
                                      : kPanel * static_cast<size_t>(info.block_bytes));
 }
 
-// The lowest four bits of eight bytes as one word, the first byte in the lowest nibble.
+// Where value j of a word of 2 n values of `bits` bits is: even ones in the lower half.
+constexpr uint32_t ShiftOf(uint32_t j, uint32_t bits) { return j % 2 * 16 + j / 2 * bits; }
+
+// Where byte i of 32 is in the words of column col.
+constexpr size_t ByteOf(size_t i, size_t col) {
+  const size_t j = i % 8;
+  return (i / 8 * 2 + j / 2 % 2) * kPanel * 4 + col * 4 + j % 2 * 2 + j / 4;
+}
+
+// The lowest four bits of eight bytes as one word.
 uint32_t PackNibbles(const uint8_t* codes) {
   uint32_t word = 0;
-  for (uint32_t j = 0; j < 8; ++j) word |= (codes[j] & 15u) << (4 * j);
+  for (uint32_t j = 0; j < 8; ++j) word |= (codes[j] & 15u) << ShiftOf(j, 4);
   return word;
 }
 
@@ -47,19 +61,19 @@ void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t co
   if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
   std::byte* codes = p + f.codes_offset();
   if (f.bits == 8) {
-    for (int32_t i = 0; i < kSubBlock; ++i) Put(codes + i * kPanel, col, s.codes[i]);
+    for (size_t i = 0; i < kSubBlock; ++i) Put(codes + ByteOf(i, col), 0, s.codes[i]);
     return;
   }
   for (int32_t g = 0; g < 4; ++g) Put(codes + 4 * kPanel * g, col, PackNibbles(s.codes + 8 * g));
   std::byte* high = f.bits > 4 ? p + f.high_offset() : nullptr;
   if (f.bits == 5) {
     uint32_t bits = 0;
-    for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << i;
+    for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << ShiftOf(i, 1);
     Put(high, col, bits);
   } else if (f.bits == 6) {
     for (int32_t h = 0; h < 2; ++h) {
       uint32_t bits = 0;
-      for (uint32_t i = 0; i < 16; ++i) bits |= (s.codes[16 * h + i] >> 4 & 3u) << (2 * i);
+      for (uint32_t i = 0; i < 16; ++i) bits |= (s.codes[16 * h + i] >> 4 & 3u) << ShiftOf(i, 2);
       Put(high + 4 * kPanel * h, col, bits);
     }
   }
@@ -74,20 +88,25 @@ SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub,
   if (f.num_scales == 1) s.scale[1] = s.scale[0];
   if (f.num_scales > 0 && f.has_min) s.min = Get<uint8_t>(p + f.mins_offset(), col);
   const std::byte* codes = p + f.codes_offset();
-  for (int32_t i = 0; i < kSubBlock; ++i) {
+  for (uint32_t i = 0; i < kSubBlock; ++i) {
     if (f.bits == 8) {
-      s.codes[i] = Get<uint8_t>(codes + i * kPanel, col);
+      s.codes[i] = Get<uint8_t>(codes + ByteOf(i, col), 0);
       continue;
     }
-    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> (4 * (i % 8)) & 15u;
-    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> i & 1u) << 4;
+    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> ShiftOf(i % 8, 4) & 15u;
+    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> ShiftOf(i, 1) & 1u) << 4;
     if (f.bits == 6) {
       const auto pairs = Get<uint32_t>(p + f.high_offset() + 4 * kPanel * (i / 16), col);
-      code |= (pairs >> (2 * (i % 16)) & 3u) << 4;
+      code |= (pairs >> ShiftOf(i % 16, 2) & 3u) << 4;
     }
     s.codes[i] = static_cast<uint8_t>(code);
   }
   return s;
+}
+
+// Of value k of column col, in elements from the panel's start.
+int64_t PlainIndex(DType type, int64_t k, int64_t col) {
+  return type == DType::kBF16 ? (k / 2 * kPanel + col) * 2 + k % 2 : k * kPanel + col;
 }
 
 // rows: first of num_rows <= kPanel rows of the file's matrix. panel: zeroed, so that columns past
@@ -104,7 +123,7 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
       for (int64_t r = 0; r < num_rows; ++r) {
         const std::byte* row = rows + static_cast<size_t>(r) * row_bytes;
         for (int64_t i = k0; i < end; ++i) {
-          std::memcpy(panel + static_cast<size_t>(i * kPanel + r) * bytes,
+          std::memcpy(panel + static_cast<size_t>(PlainIndex(type, i, r)) * bytes,
                       row + static_cast<size_t>(i) * bytes, bytes);
         }
       }
@@ -123,6 +142,30 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
   }
 }
 
+// Values of a plain type in the form that a file of `to` (BF16, Q8_0) would have.
+std::vector<std::byte> Rounded(DType from, const std::byte* source, int64_t count, DType to) {
+  std::vector<float> values(static_cast<size_t>(count));
+  Dequantize(from, source, count, values.data());
+  std::vector<std::byte> out(BytesFor(to, values.size()));
+  if (to == DType::kBF16) {
+    for (size_t i = 0; i < values.size(); ++i) Put(out.data(), i, FloatToBF16(values[i]));
+    return out;
+  }
+  // As ggml's quantiser: the scale that is divided by is not yet rounded to fp16.
+  std::byte* block = out.data();
+  for (size_t i = 0; i < values.size(); i += kSubBlock, block += 2 + kSubBlock) {
+    float max = 0.0f;
+    for (size_t j = i; j < i + kSubBlock; ++j) max = std::max(max, std::abs(values[j]));
+    const float d = max / 127.0f;
+    const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    Put(block, 0, FloatToF16(d));
+    for (size_t j = 0; j < kSubBlock; ++j) {
+      Put(block + 2, j, static_cast<int8_t>(std::round(values[i + j] * inverse)));
+    }
+  }
+  return out;
+}
+
 bool IsWeightType(DType type) {
   return FormatOf(type).is_block() || type == DType::kF32 || type == DType::kF16 ||
          type == DType::kBF16;
@@ -132,7 +175,8 @@ bool IsWeightType(DType type) {
 
 void PackedWeight::Free::operator()(std::byte* p) const { FreeWeights(p); }
 
-absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool) {
+absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool,
+                                                ComputeType compute) {
   const DTypeInfo info = InfoOf(w.dtype);
   if (!IsWeightType(w.dtype)) {
     return Error(absl::StatusCode::kUnimplemented,
@@ -154,11 +198,17 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     return InvalidArgument("weight shape={} must have fewer than 2^46 values", w.ToString());
   }
   const int64_t panels = (n + kPanel - 1) / kPanel;
-  const size_t panel_bytes = PanelBytes(w.dtype, k);
   PackedWeight out;
   out.n_ = n;
   out.k_ = k;
+  out.compute_ = ResolveCompute(compute, w.dtype);
   out.dtype_ = w.dtype;
+  if (!FormatOf(w.dtype).is_block()) {
+    if (out.compute_ == ComputeType::kI8 && k % kSubBlock != 0) out.compute_ = ComputeType::kF32;
+    if (out.compute_ == ComputeType::kBF16) out.dtype_ = DType::kBF16;
+    if (out.compute_ == ComputeType::kI8) out.dtype_ = DType::kQ8_0;
+  }
+  const size_t panel_bytes = PanelBytes(out.dtype_, k);
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
   out.data_.reset(AllocateWeights(out.bytes_));
   if (out.data_ == nullptr) {
@@ -170,9 +220,17 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   pool.ParallelFor(panels, [&](int64_t panel, int32_t) {
     const int64_t first = panel * kPanel;
     std::byte* to = out.data_.get() + static_cast<size_t>(panel) * panel_bytes;
-    if (n - first < kPanel) std::memset(to, 0, panel_bytes);
-    PackPanel(w.dtype, source + static_cast<size_t>(first) * row_bytes,
-              std::min<int64_t>(kPanel, n - first), k, to);
+    if (n - first < kPanel || (out.dtype_ == DType::kBF16 && k % 32 != 0)) {
+      std::memset(to, 0, panel_bytes);
+    }
+    const std::byte* rows = source + static_cast<size_t>(first) * row_bytes;
+    const int64_t num_rows = std::min<int64_t>(kPanel, n - first);
+    if (out.dtype_ == w.dtype) {
+      PackPanel(w.dtype, rows, num_rows, k, to);
+    } else {
+      const std::vector<std::byte> rounded = Rounded(w.dtype, rows, num_rows * k, out.dtype_);
+      PackPanel(out.dtype_, rounded.data(), num_rows, k, to);
+    }
   });
   return out;
 }
@@ -185,7 +243,8 @@ void PackedWeight::Row(int64_t row, float* out) const {
   if (!f.is_block()) {
     const auto bytes = static_cast<size_t>(InfoOf(dtype_).block_bytes);
     for (int64_t i = 0; i < k_; ++i) {
-      Dequantize(dtype_, panel + (static_cast<size_t>(i) * kPanel + col) * bytes, 1, out + i);
+      const int64_t at = PlainIndex(dtype_, i, static_cast<int64_t>(col));
+      Dequantize(dtype_, panel + static_cast<size_t>(at) * bytes, 1, out + i);
     }
     return;
   }

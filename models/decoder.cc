@@ -26,6 +26,7 @@ struct Decoder::Activations {
   std::span<float> rows;                   // [R, hidden]
   std::span<float> logits;                 // [R, vocab]
   std::span<std::byte> workspace;          // attention's partial results
+  std::span<std::byte> scratch;            // linear layers' rounded inputs
 };
 
 namespace {
@@ -37,16 +38,20 @@ absl::StatusOr<std::vector<float>> ToFloats(const TensorView& view) {
   return out;
 }
 
-kernels::AttentionShape ShapeOf(const LayerConfig& layer, const DecoderOptions& options) {
-  return {.num_heads = layer.num_heads,
-          .num_kv_heads = layer.num_kv_heads,
-          .head_dim = layer.head_dim,
-          .head_dim_v = layer.head_dim,
-          .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
-          .softmax_scale = layer.softmax_scale,
-          .logit_softcap = layer.score_softcap,
-          .kv_dtype = options.kv_dtype,
-          .dot = options.attention_dot};
+kernels::AttentionShape ShapeOf(const LayerConfig& layer, const DecoderOptions& options,
+                                const kernels::AttentionBackend& attention) {
+  kernels::AttentionShape shape{
+      .num_heads = layer.num_heads,
+      .num_kv_heads = layer.num_kv_heads,
+      .head_dim = layer.head_dim,
+      .head_dim_v = layer.head_dim,
+      .window = layer.attention == AttentionKind::kSliding ? layer.window : 0,
+      .softmax_scale = layer.softmax_scale,
+      .logit_softcap = layer.score_softcap,
+      .kv_dtype = options.kv_dtype,
+      .dot = options.attention_dot};
+  if (!CheckSupport(attention, shape, options.block_size).ok()) shape.dot = DType::kF32;
+  return shape;
 }
 
 bool SameShape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
@@ -66,14 +71,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          ThreadPool& pool) {
   std::unique_ptr<Decoder> decoder(new Decoder(config, pool));
   RETURN_IF_ERROR(decoder->PlanCache(options));
-  RETURN_IF_ERROR(decoder->Load(weights));
+  RETURN_IF_ERROR(decoder->Load(weights, options.compute));
   return decoder;
 }
 
 absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& weight,
-                                                            const std::optional<TensorView>& bias) {
+                                                            const std::optional<TensorView>& bias,
+                                                            kernels::ComputeType compute) {
   Projection p;
-  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_));
+  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_, compute));
   weight_bytes_ += p.weight.bytes();
   if (bias) {
     ASSIGN_OR_RETURN(p.bias, ToFloats(*bias));
@@ -81,7 +87,7 @@ absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& we
   return p;
 }
 
-absl::Status Decoder::Load(const ModelWeights& weights) {
+absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType compute) {
   for (const RopeConfig& rope : config_.ropes) {
     ropes_.push_back(IsLengthDependent(rope) ? RopeFrequencies{}
                                              : ComputeRope(rope, config_.max_position, 0));
@@ -91,11 +97,11 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
     ASSIGN_OR_RETURN(out.weight, ToFloats(*view));
     return absl::OkStatus();
   };
-  const auto projection = [this](const std::optional<TensorView>& view,
-                                 const std::optional<TensorView>& bias,
-                                 Projection& out) -> absl::Status {
+  const auto projection = [this, compute](const std::optional<TensorView>& view,
+                                          const std::optional<TensorView>& bias,
+                                          Projection& out) -> absl::Status {
     if (!view) return absl::OkStatus();
-    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias));
+    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias, compute));
     return absl::OkStatus();
   };
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -117,12 +123,43 @@ absl::Status Decoder::Load(const ModelWeights& weights) {
   }
   RETURN_IF_ERROR(norm(weights.final_norm, final_norm_));
   const bool tied = !weights.lm_head.has_value();
-  ASSIGN_OR_RETURN(head_, LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt));
+  ASSIGN_OR_RETURN(head_,
+                   LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt, compute));
   if (!tied) {
     ASSIGN_OR_RETURN(embedding_, kernels::PackedWeight::Pack(weights.embed, pool_));
     weight_bytes_ += embedding_.bytes();
   }
   return absl::OkStatus();
+}
+
+std::vector<const kernels::PackedWeight*> Decoder::LinearWeights() const {
+  std::vector<const kernels::PackedWeight*> all = {&head_.weight};
+  for (const Layer& l : layers_) {
+    for (const Projection* p : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
+      if (p->weight.n() > 0) all.push_back(&p->weight);
+    }
+  }
+  return all;
+}
+
+kernels::ComputeType Decoder::compute() const {
+  kernels::ComputeType most = kernels::ComputeType::kF32;
+  for (const kernels::PackedWeight* w : LinearWeights()) most = std::max(most, w->compute());
+  return most;
+}
+
+size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
+  bool bf16 = false, int8 = false;
+  int64_t depth = 0;
+  for (const kernels::PackedWeight* w : LinearWeights()) {
+    bf16 = bf16 || w->compute() == kernels::ComputeType::kBF16;
+    int8 = int8 || w->compute() == kernels::ComputeType::kI8;
+    if (w != &head_.weight) depth = std::max(depth, w->k());
+  }
+  // Jobs of one call share their input, which may be needed in both forms.
+  const size_t forms = (bf16 ? 1u : 0u) + (int8 ? 1u : 0u);
+  return forms * std::max(kernels::LinearScratchBytes(tokens, depth),
+                          kernels::LinearScratchBytes(rows, head_.weight.k()));
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {
@@ -133,8 +170,8 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   layers_.resize(config_.layers.size());
   std::vector<LayerCacheSpec> specs;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
     const kernels::AttentionBackend& attention = *attention_of(config_.layers[i]);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options, attention);
     if (absl::Status s = CheckSupport(attention, shape, options.block_size); !s.ok()) {
       return Annotate(s, fmt::format("attention={}: layer {}", attention.name, i));
     }
@@ -149,9 +186,9 @@ absl::Status Decoder::PlanCache(const DecoderOptions& options) {
   ASSIGN_OR_RETURN(
       layout_, MakeCacheLayout(static_cast<int32_t>(layers_.size()), options.block_size, specs));
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options);
-    const int32_t group = layout_.layers[i].group;
     const kernels::AttentionBackend* const attention = attention_of(config_.layers[i]);
+    const kernels::AttentionShape shape = ShapeOf(config_.layers[i], options, *attention);
+    const int32_t group = layout_.layers[i].group;
     const auto same = [&](const Plan& p) {
       return p.group == group && p.attention == attention && SameShape(p.shape, shape);
     };
@@ -192,6 +229,8 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   arena.Purpose("mlp");
   a.gate = arena.Take<float>(tokens * mlp_dim);
   a.up = arena.Take<float>(tokens * mlp_dim);
+  arena.Purpose("linear");
+  a.scratch = arena.Take<std::byte>(ScratchBytes(a.num_tokens, a.num_rows));
   arena.Purpose("rope");
   for (const RopeConfig& rope : config_.ropes) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
@@ -295,7 +334,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
        .bias = OrNull(w.v.bias)},
   };
   BeginOp(profile_, Op::kQkv, qkv, tokens);
-  kernels::RunLinear(qkv, tokens, pool_);
+  kernels::RunLinear(qkv, tokens, pool_, a.scratch);
   if (!w.q_norm.weight.empty()) {
     BeginOp(profile_, Op::kQkNorm, kernels::RowWork{tokens, q_dim + kv_dim});
     Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
@@ -354,7 +393,7 @@ void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const fl
                             .bias = OrNull(w.bias),
                             .residual = normed ? nullptr : a.x.data()}};
   BeginOp(profile_, op, job, a.num_tokens);
-  kernels::RunLinear(job, a.num_tokens, pool_);
+  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
   if (!normed) return;
   BeginOp(profile_, Op::kAddRows, kernels::RowWork{a.num_tokens, hidden, 5, 5});
   Normalize(post, y, a.num_tokens, y);
@@ -384,7 +423,7 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
        .bias = OrNull(w.up.bias)},
   };
   BeginOp(profile_, Op::kGateUp, gate_up, tokens);
-  kernels::RunLinear(gate_up, tokens, pool_);
+  kernels::RunLinear(gate_up, tokens, pool_, a.scratch);
   BeginOp(profile_, Op::kActivation, kernels::RowWork{tokens, c.mlp_dim, 3, 20});
   kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
                            a.gate.data(), pool_);
@@ -408,7 +447,7 @@ void Decoder::Head(const ForwardBatch& batch, Activations& a) {
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
   BeginOp(profile_, Op::kHead, head, a.num_rows);
-  kernels::RunLinear(head, a.num_rows, pool_);
+  kernels::RunLinear(head, a.num_rows, pool_, a.scratch);
   if (config_.logit_softcap > 0.0f) {
     BeginOp(profile_, Op::kSoftCap, kernels::RowWork{a.num_rows, config_.vocab_size, 2, 20});
     kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);

@@ -24,8 +24,10 @@ namespace quire {
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
   const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
+  kernels::ComputeType compute = kernels::ComputeType::kF32;  // of linear layers
   DType kv_dtype = DType::kF32;
-  DType attention_dot = DType::kF32;  // what attention's products are computed in
+  // What attention's products are computed in, where its kernel offers that; else float32.
+  DType attention_dot = DType::kF32;
   int32_t block_size = 16;
 };
 
@@ -41,6 +43,8 @@ class Decoder : public Model {
   const CacheLayout& cache_layout() const override { return layout_; }
   int32_t vocab_size() const override { return config_.vocab_size; }
   size_t weight_bytes() const override { return weight_bytes_; }
+  // Of the linear layers: the coarsest of any.
+  kernels::ComputeType compute() const;
   absl::StatusOr<ForwardOutput> Forward(const ForwardBatch& batch, PageStorage& storage,
                                         Arena& arena) override;
 
@@ -74,10 +78,14 @@ class Decoder : public Model {
   struct Activations;
 
   Decoder(const ModelConfig& config, ThreadPool& pool) : config_(config), pool_(pool) {}
-  absl::Status Load(const ModelWeights& weights);
+  absl::Status Load(const ModelWeights& weights, kernels::ComputeType compute);
   absl::Status PlanCache(const DecoderOptions& options);
   absl::StatusOr<Projection> LoadProjection(const TensorView& weight,
-                                            const std::optional<TensorView>& bias);
+                                            const std::optional<TensorView>& bias,
+                                            kernels::ComputeType compute);
+  std::vector<const kernels::PackedWeight*> LinearWeights() const;
+  // Scratch of RunLinear for `tokens` rows of any layer and `rows` of the head.
+  size_t ScratchBytes(int64_t tokens, int64_t rows) const;
 
   void Embed(const ForwardBatch& batch, float* out) const;
   void FillRope(const ForwardBatch& batch, Activations& a);

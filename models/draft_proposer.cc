@@ -76,7 +76,9 @@ absl::Status DraftModelProposer::Init(const DraftModelOptions& options, const Mo
   ASSIGN_OR_RETURN(model_, Decoder::Create(config_, weights,
                                            {.attention = attention.full,
                                             .sliding_attention = attention.sliding,
+                                            .compute = options.compute,
                                             .kv_dtype = options.kv_dtype,
+                                            .attention_dot = options.attention_dot,
                                             .block_size = options.block_size},
                                            threads));
 

@@ -39,7 +39,9 @@ namespace quire {
 struct DraftModelOptions {
   std::string model;  // as RuntimeOptions::model
   std::string attention = "flash";
+  kernels::ComputeType compute = kernels::ComputeType::kF32;
   DType kv_dtype = DType::kF32;
+  DType attention_dot = DType::kF32;
   int32_t block_size = 16;
   int32_t num_blocks = 0;         // of the main pool of its cache; at least 1
   int32_t max_num_seqs = 64;      // that get guesses in one step

@@ -19,13 +19,25 @@
 namespace quire {
 namespace {
 
-absl::StatusOr<DType> ParseKvDtype(const std::string& name) {
+// auto: as precise as the products that made the keys.
+absl::StatusOr<DType> ParseKvDtype(const std::string& name, kernels::ComputeType compute) {
+  if (name == "auto" && compute != kernels::ComputeType::kF32) return DType::kBF16;
   if (name == "auto" || name == "float32") return DType::kF32;
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
   if (name == "int8") return DType::kI8;
   return InvalidArgument("kv_cache_dtype={} is not one of auto, float32, bfloat16, float16, int8",
                          name);
+}
+
+// Of the layers' weights.
+DType MainType(const ModelWeights& weights) {
+  for (const LayerWeights& layer : weights.layers) {
+    for (const std::optional<TensorView>* w : {&layer.gate, &layer.up, &layer.q}) {
+      if (*w) return (*w)->dtype;
+    }
+  }
+  return DType::kF32;
 }
 
 std::string KvDtypeName(DType t) {
@@ -44,6 +56,7 @@ class Runtime : public ModelRuntime {
   int32_t max_model_len() const override { return max_model_len_; }
   const std::string& attention_name() const override { return attention_name_; }
   int32_t num_threads() const override { return pool_->num_threads(); }
+  std::string compute() const override { return std::string(NameOf(model_->compute())); }
   std::string kv_cache_dtype() const override { return KvDtypeName(kv_dtype_); }
   std::string weight_format() const override { return weight_format_; }
   std::string RopeRegimeOf(int32_t prompt_tokens) const override {
@@ -82,6 +95,7 @@ class Runtime : public ModelRuntime {
   std::string attention_name_;
   std::string weight_format_;
   DType kv_dtype_ = DType::kF32;
+  DType attention_dot_ = DType::kF32;
   int32_t max_model_len_ = 0;
   MemoryProfile profile_;
   std::unique_ptr<ThreadPool> pool_;
@@ -110,7 +124,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   ASSIGN_OR_RETURN(const kernels::AttentionChoice attention,
                    kernels::ParseAttention(options.attention));
   attention_name_ = attention.ToString();
-  ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype));
+  ASSIGN_OR_RETURN(const kernels::ComputeType compute, kernels::FindCompute(options.compute));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
 
@@ -124,10 +138,19 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
+  const kernels::ComputeType in_layers = ResolveCompute(compute, MainType(weights));
+  ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype, in_layers));
+  // Products of rounded keys need no more than products with weights do. Without tiles float32 is
+  // no slower.
+  const bool rounded = in_layers != kernels::ComputeType::kF32 && kv_dtype_ == DType::kBF16;
+  attention_dot_ =
+      rounded && kernels::ActiveIsa() == kernels::CpuIsa::kAmx ? DType::kBF16 : DType::kF32;
   ASSIGN_OR_RETURN(model_, Decoder::Create(config, weights,
                                            {.attention = attention.full,
                                             .sliding_attention = attention.sliding,
+                                            .compute = compute,
                                             .kv_dtype = kv_dtype_,
+                                            .attention_dot = attention_dot_,
                                             .block_size = options.block_size},
                                            *pool_));
   checkpoint_.weights->DropPages();
@@ -149,7 +172,9 @@ absl::Status Runtime::LoadDraftModel() {
   absl::StatusOr<std::unique_ptr<DraftModelProposer>> loaded =
       DraftModelProposer::Load({.model = options_.draft_model,
                                 .attention = attention_name_,
+                                .compute = model_->compute(),
                                 .kv_dtype = kv_dtype_,
+                                .attention_dot = attention_dot_,
                                 .block_size = options_.block_size,
                                 .num_blocks = options_.draft_num_blocks,
                                 .max_num_seqs = options_.max_num_seqs,
@@ -201,9 +226,9 @@ absl::Status Runtime::BuildCache() {
   ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages, most, num_host));
   blocks_ = std::make_unique<BlockManager>(layout, page_pools_, cache, host_pools_);
   if (options_.cache_directory.empty()) return absl::OkStatus();
-  page_fingerprint_ =
-      fmt::format("{} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
-                  attention_name_, KvDtypeName(kv_dtype_), layout.block_size);
+  page_fingerprint_ = fmt::format(
+      "{} {} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
+      attention_name_, compute(), KvDtypeName(kv_dtype_), layout.block_size);
   if (options_.cache_directory_bytes == 0) return absl::OkStatus();
   if (host_pools_.empty()) {
     return InvalidArgument(

@@ -32,6 +32,7 @@ struct RuntimeOptions {
   std::string model;                // a .gguf file, or a directory with config.json and safetensors
   std::string attention = "flash";  // as kernels/attention_choice.h says
   std::string attention_library;    // a shared object with one more kernel; "" = none
+  std::string compute = "auto";     // of linear layers: auto, float32, bf16, int8
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16, int8
@@ -64,6 +65,7 @@ class ModelRuntime {
   virtual const MemoryProfile& memory() const = 0;
   virtual int32_t max_model_len() const = 0;
   virtual const std::string& attention_name() const = 0;
+  virtual std::string compute() const = 0;  // what came of `auto`
   virtual int32_t num_threads() const = 0;
   virtual std::string kv_cache_dtype() const = 0;
   virtual std::string weight_format() const = 0;  // "Q4_1 (GGUF)" ...: for people

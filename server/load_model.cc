@@ -139,6 +139,7 @@ RuntimeOptions ToRuntimeOptions(const ServerOptions& options) {
   return {.model = options.model,
           .attention = options.attention,
           .attention_library = options.attention_library,
+          .compute = options.compute,
           .cpu_isa = options.cpu_isa,
           .num_threads = options.num_threads,
           .kv_cache_dtype = options.kv_cache_dtype,

@@ -72,6 +72,7 @@ struct ServerOptions {
   int64_t cache_directory_bytes = 0;
   // Compute.
   std::string attention = "flash";
+  std::string compute = "auto";
   std::string attention_library;
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
@@ -224,6 +225,10 @@ struct ServerOptions {
     visit(OptionInfo{"attention_library", "path",
                      "a shared object with an attention kernel of your own; empty: none"},
           o.attention_library);
+    visit(OptionInfo{"compute", "type",
+                     "of products with weights; auto: the fastest here that rounds no weight", 0, 0,
+                     "", "auto|float32|bf16|int8"},
+          o.compute);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,

@@ -11,7 +11,7 @@
 // No include guard and no includes: see isa_target.h.
 
 // One vector's worth of columns of a packed panel, expanded value by value in order of k.
-// Begin at every 32 values, Half at every 16, Group at every 8, Next for each.
+// Begin at every 32 values, Half at every 16, Group at every 8, Value<0> .. Value<7> in between.
 template <DType kType>
 struct Decoder {
   static constexpr BlockFormat kFormat = FormatOf(kType);
@@ -32,7 +32,6 @@ struct Decoder {
       min_ = V::Neg(V::Mul(min_, V::LoadI8(sub_ + kFormat.mins_offset() + col)));
     }
     if constexpr (kFormat.bits == 5) high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * col);
-    if constexpr (kFormat.bits == 8) next_ = sub_ + kFormat.codes_offset() + col;
   }
 
   void Half(int32_t h) {
@@ -43,37 +42,45 @@ struct Decoder {
   }
 
   void Group(int32_t g) {
-    if constexpr (kFormat.bits != 8) {
+    if constexpr (kFormat.bits == 8) {
+      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * 2 * g + col_));
+      next_low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * (2 * g + 1) + col_));
+    } else {
       low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * g + col_));
+    }
+    // Bits of this group's values at the bottom of each half.
+    if constexpr (kFormat.bits == 5) {
+      if (g > 0) high_ = V::template Shr<4>(high_);
+    }
+    if constexpr (kFormat.bits == 6) {
+      if (g % 2 == 1) high_ = V::template Shr<8>(high_);
     }
   }
 
-  typename V::F Next() {
+  // Value j of the group of eight.
+  template <int j>
+  typename V::F Value() const {
+    constexpr int kHalf = j % 2 * 16;
     typename V::F q;
     if constexpr (kFormat.bits == 8) {
-      q = V::LoadI8(next_);
-      next_ += kPanel;
+      q = V::template ByteI8<j % 2 * 2 + j / 4>(j / 2 % 2 == 0 ? low_ : next_low_);
     } else {
-      q = V::template Nibble<kFormat.offset>(low_);
-      low_ = V::template Shr<4>(low_);
+      q = V::template Nibble<kFormat.offset>(V::template Shr<kHalf + j / 2 * 4>(low_));
     }
     if constexpr (kFormat.bits == 5) {
-      q = V::Add(q, V::HighBit(high_));
-      high_ = V::template Shr<1>(high_);
+      q = V::Add(q, V::HighBit(V::template Shr<kHalf + j / 2>(high_)));
     }
     if constexpr (kFormat.bits == 6) {
-      q = V::Add(q, V::HighPair(high_));
-      high_ = V::template Shr<2>(high_);
+      q = V::Add(q, V::HighPair(V::template Shr<kHalf + j / 2 * 2>(high_)));
     }
     if constexpr (kFormat.has_min) return V::Fma(scale_, q, min_);
     return V::Mul(scale_, q);
   }
 
   const std::byte* sub_;
-  const std::byte* next_;
   int32_t col_;
   typename V::F d_, scale_, min_;
-  typename V::U low_, high_;
+  typename V::U low_, next_low_, high_;
 };
 
 // Plain types: the element itself.
@@ -82,20 +89,31 @@ requires(!FormatOf(kType).is_block()) struct Decoder<kType> {
   static constexpr size_t kBytes = static_cast<size_t>(InfoOf(kType).block_bytes);
 
   void Begin(const std::byte* panel, int64_t sub, int32_t col) {
-    next_ =
-        panel + (static_cast<size_t>(sub) * kSubBlock * kPanel + static_cast<size_t>(col)) * kBytes;
+    panel_ = panel;
+    sub_ = sub;
+    col_ = col;
   }
   void Half(int32_t) {}
-  void Group(int32_t) {}
-  typename V::F Next() {
-    const std::byte* p = next_;
-    next_ += kPanel * kBytes;
+  void Group(int32_t g) { first_ = sub_ * kSubBlock + 8 * g; }
+  template <int j>
+  typename V::F Value() const {
+    return At(first_ + j);
+  }
+  // Value k of the panel.
+  typename V::F At(int64_t k) const {
+    if constexpr (kType == DType::kBF16) {
+      const typename V::U pair =
+          V::LoadU32(panel_ + static_cast<size_t>(k / 2 * kPanel + col_) * 2 * kBytes);
+      return k % 2 == 0 ? V::LowBF16(pair) : V::HighBF16(pair);
+    }
+    const std::byte* p = panel_ + static_cast<size_t>(k * kPanel + col_) * kBytes;
     if constexpr (kType == DType::kF32) return V::LoadF32(p);
     if constexpr (kType == DType::kF16) return V::LoadF16(p);
-    if constexpr (kType == DType::kBF16) return V::LoadBF16(p);
   }
 
-  const std::byte* next_;
+  const std::byte* panel_;
+  int64_t sub_, first_;
+  int32_t col_;
 };
 
 // Bytes of a panel's 32 values of k.
@@ -124,10 +142,15 @@ struct Few {
   Decoder<kType> column[kVecs];
   const float* x[kRows];
 
-  void Step(int64_t k) {
+  template <int j>
+  void Step(int64_t group) {
     typename V::F w[kVecs];
     QUIRE_UNROLL
-    for (int v = 0; v < kVecs; ++v) w[v] = column[v].Next();
+    for (int v = 0; v < kVecs; ++v) w[v] = column[v].template Value<j>();
+    Add(w, group + j);
+  }
+
+  void Add(const typename V::F* w, int64_t k) {
     QUIRE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const typename V::F xr = V::Set1(x[r][k]);
@@ -155,12 +178,24 @@ struct Few {
             }
             QUIRE_UNROLL
             for (int v = 0; v < kVecs; ++v) column[v].Group(g);
-            QUIRE_UNROLL
-            for (int32_t j = 0; j < 8; ++j) Step(k + 8 * g + j);
+            const int64_t group = k + 8 * g;
+            Step<0>(group);
+            Step<1>(group);
+            Step<2>(group);
+            Step<3>(group);
+            Step<4>(group);
+            Step<5>(group);
+            Step<6>(group);
+            Step<7>(group);
           }
         }
       } else if constexpr (!FormatOf(kType).is_block()) {
-        for (int64_t j = k; j < k_total; ++j) Step(j);
+        for (int64_t j = k; j < k_total; ++j) {
+          typename V::F w[kVecs];
+          QUIRE_UNROLL
+          for (int v = 0; v < kVecs; ++v) w[v] = column[v].At(j);
+          Add(w, j);
+        }
       }
     }
   }
@@ -196,12 +231,19 @@ void ExpandTile(const std::byte* panel, int64_t k0, int64_t num_k, float* tile) 
           column.Half(h);
           for (int32_t g = 2 * h; g < 2 * h + 2; ++g) {
             column.Group(g);
-            QUIRE_UNROLL
-            for (int32_t j = 0; j < 8; ++j) V::Store(out + (8 * g + j) * kPanel, column.Next());
+            float* group = out + 8 * g * kPanel;
+            V::Store(group, column.template Value<0>());
+            V::Store(group + kPanel, column.template Value<1>());
+            V::Store(group + 2 * kPanel, column.template Value<2>());
+            V::Store(group + 3 * kPanel, column.template Value<3>());
+            V::Store(group + 4 * kPanel, column.template Value<4>());
+            V::Store(group + 5 * kPanel, column.template Value<5>());
+            V::Store(group + 6 * kPanel, column.template Value<6>());
+            V::Store(group + 7 * kPanel, column.template Value<7>());
           }
         }
       } else if constexpr (!FormatOf(kType).is_block()) {
-        for (int64_t j = 0; j < num_k - k; ++j) V::Store(out + j * kPanel, column.Next());
+        for (int64_t j = 0; j < num_k - k; ++j) V::Store(out + j * kPanel, column.At(k0 + k + j));
       }
     }
   }

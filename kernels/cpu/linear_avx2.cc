@@ -6,6 +6,8 @@
 #include <immintrin.h>
 
 #include "kernels/block_format.h"
+#include "kernels/cpu/linear_dot.h"
+#include "kernels/cpu/linear_int8.h"
 #include "kernels/cpu/linear_kernels.h"
 
 QUIRE_BEGIN_AVX2
@@ -35,16 +37,39 @@ struct V {
   static F LoadF16(const std::byte* p) {
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  static F LoadBF16(const std::byte* p) {
-    const __m128i half = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  }
   static F LoadI8(const std::byte* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   }
   static U LoadU32(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static F LowBF16(U x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+  static F HighBF16(U x) {
+    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)));
+  }
+  template <int kByte>
+  static F ByteI8(U x) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * kByte), 24));
+  }
+  static U SetWord(uint32_t w) { return _mm256_set1_epi32(static_cast<int32_t>(w)); }
+  static U And(U a, U b) { return _mm256_and_si256(a, b); }
+  static U Or(U a, U b) { return _mm256_or_si256(a, b); }
+  static void StoreU32(uint32_t* p, U x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
+  static F ToFloat(U x) { return _mm256_cvtepi32_ps(x); }
+  static constexpr int32_t kDot8Excess = 0;
+  // 127 * 127 twice fits 16 bits.
+  static U DotSmall(U acc, U u, U x) {
+    const U pairs = _mm256_maddubs_epi16(u, x);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  // So does 128 * 127: the sign of a byte of q goes to that of x.
+  static U Dot8(U acc, U q, U x) {
+    return DotSmall(acc, _mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+  }
+  template <int kBits>
+  static U Shl(U x) {
+    return _mm256_slli_epi32(x, kBits);
   }
   template <int kBits>
   static U Shr(U x) {
@@ -66,7 +91,11 @@ struct V {
   }
 };
 
+// clang-format off
 #include "kernels/cpu/linear-inl.h"
+#include "kernels/cpu/linear_dot-inl.h"
+#include "kernels/cpu/linear_int8-inl.h"
+// clang-format on
 
 }  // namespace
 }  // namespace avx2
@@ -74,6 +103,16 @@ struct V {
 void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, int64_t ldx,
                int64_t rows, float* c) {
   avx2::PanelOf(type, panel, k, x, ldx, rows, c);
+}
+
+void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                  int64_t num_tiles, float* c) {
+  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
+}
+
+void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                   int64_t num_tiles, float* c) {
+  avx2::Int8PanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "kernels/block_format.h"
+#include "kernels/cpu/linear_dot.h"
 #include "kernels/cpu/linear_kernels.h"
 
 QUIRE_BEGIN_AVX512
@@ -13,61 +14,11 @@ namespace quire::kernels {
 namespace avx512 {
 namespace {
 
-struct V {
-  using F = __m512;
-  using U = __m512i;
-  static constexpr int32_t kLanes = 16;
-  static constexpr int kFewRows = 4;
-  static constexpr int kFewVecs = 4;
-  static constexpr int kTileRows = 6;
-  static constexpr int kTileVecs = 4;
-
-  static F Zero() { return _mm512_setzero_ps(); }
-  static F Set1(float x) { return _mm512_set1_ps(x); }
-  static F Load(const float* p) { return _mm512_load_ps(p); }
-  static void Store(float* p, F x) { _mm512_store_ps(p, x); }
-  static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  static F Add(F a, F b) { return _mm512_add_ps(a, b); }
-  static F Neg(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
-
-  static F LoadF32(const std::byte* p) { return _mm512_load_ps(p); }
-  static F LoadF16(const std::byte* p) {
-    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
-  }
-  static F LoadBF16(const std::byte* p) {
-    const __m256i half = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-  }
-  static F LoadI8(const std::byte* p) {
-    const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  }
-  static U LoadU32(const std::byte* p) { return _mm512_load_si512(p); }
-  template <int kBits>
-  static U Shr(U x) {
-    return _mm512_srli_epi32(x, kBits);
-  }
-
-  // vpermps looks at the low four bits of an index only: masking and conversion for free.
-  template <int kOffset>
-  static F Nibble(U x) {
-    constexpr float kO = -kOffset;
-    return _mm512_permutexvar_ps(
-        x, _mm512_setr_ps(kO, kO + 1, kO + 2, kO + 3, kO + 4, kO + 5, kO + 6, kO + 7, kO + 8,
-                          kO + 9, kO + 10, kO + 11, kO + 12, kO + 13, kO + 14, kO + 15));
-  }
-  static F HighBit(U x) {
-    return _mm512_permutexvar_ps(
-        x, _mm512_setr_ps(0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16));
-  }
-  static F HighPair(U x) {
-    return _mm512_permutexvar_ps(
-        x, _mm512_setr_ps(0, 16, 32, 48, 0, 16, 32, 48, 0, 16, 32, 48, 0, 16, 32, 48));
-  }
-};
-
+// clang-format off
+#include "kernels/cpu/linear_vec_avx512-inl.h"
 #include "kernels/cpu/linear-inl.h"
+#include "kernels/cpu/linear_dot-inl.h"
+// clang-format on
 
 }  // namespace
 }  // namespace avx512
@@ -75,6 +26,11 @@ struct V {
 void PanelAvx512(DType type, const std::byte* panel, int64_t k, const float* x, int64_t ldx,
                  int64_t rows, float* c) {
   avx512::PanelOf(type, panel, k, x, ldx, rows, c);
+}
+
+void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                    int64_t num_tiles, float* c) {
+  avx512::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

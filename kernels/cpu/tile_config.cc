@@ -30,7 +30,10 @@ QUIRE_END_ISA
 }  // namespace
 
 void ConfigureTiles() {
-  if (configured) return;
+  if (!configured) ReloadTiles();
+}
+
+void ReloadTiles() {
   Load();
   configured = true;
 }

@@ -38,6 +38,23 @@ inline __m256 LoadBF16x8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 inline Vec LoadBF16(const uint16_t* p) { return {LoadBF16x8(p), LoadBF16x8(p + 8)}; }
+// Bits of bfloat16 in the lower halves; rules in vec_portable-inl.h.
+inline __m256i TileBF16x8(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), lsb);
+  const __m256i exponent = _mm256_and_si256(r, _mm256_set1_epi32(0x7f800000));
+  const __m256i tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+  const __m256i sign = _mm256_and_si256(u, _mm256_set1_epi32(-0x7fffffff - 1));
+  const __m256i finite = _mm256_blendv_epi8(r, sign, tiny);
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(finite, quiet, nan), 16);
+}
+inline void StoreBF16(Vec x, uint16_t* p) {
+  const __m256i both = _mm256_packus_epi32(TileBF16x8(x.lo), TileBF16x8(x.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+}
 inline __m256i LoadPairs(const uint16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
@@ -60,6 +77,17 @@ inline __m256 RoundBF16x8(__m256 x) {
   return _mm256_and_ps(r, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 inline Vec RoundBF16(Vec x) { return {RoundBF16x8(x.lo), RoundBF16x8(x.hi)}; }
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  const __m256i a = _mm256_packs_epi32(_mm256_cvtps_epi32(lo.lo), _mm256_cvtps_epi32(lo.hi));
+  const __m256i b = _mm256_packs_epi32(_mm256_cvtps_epi32(hi.lo), _mm256_cvtps_epi32(hi.hi));
+  // Words of four: 0..3, 8..11, 16..19, 24..27 | 4..7, 12..15, ...
+  const __m256i bytes = _mm256_packs_epi16(a, b);
+  const __m256i ordered =
+      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i order = _mm256_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 0, 4,
+                                         1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shuffle_epi8(ordered, order));
+}
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

@@ -26,6 +26,17 @@ inline Vec LoadBF16(const uint16_t* p) {
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
+inline void StoreBF16(Vec x, uint16_t* p) {
+  const __m512i u = _mm512_castps_si512(x.v);
+  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), lsb);
+  const __mmask16 tiny = _mm512_testn_epi32_mask(r, _mm512_set1_epi32(0x7f800000));
+  r = _mm512_mask_and_epi32(r, tiny, r, _mm512_set1_epi32(-0x7fffffff - 1));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+}
 inline Vec LoadEvenBF16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
 }
@@ -41,6 +52,13 @@ inline Vec RoundBF16(Vec x) {
                                          _mm512_set1_epi32(0x400000));
   return {
       _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(lo.v));
+  const __m128i b = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(hi.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(a, order));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm_shuffle_epi8(b, order));
 }
 inline Vec LoadF16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};

@@ -45,6 +45,16 @@ inline Vec LoadBF16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) r.lane[i] = BF16ToFloat(p[i]);
   return r;
 }
+// Nearest even; a NaN stays one, and what would be subnormal is zero, as tile instructions read it.
+inline uint16_t TileBF16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return static_cast<uint16_t>((rounded & 0x7f80u) == 0 ? rounded & 0x8000u : rounded);
+}
+inline void StoreBF16(Vec x, uint16_t* p) {
+  for (int i = 0; i < 16; ++i) p[i] = TileBF16(x.lane[i]);
+}
 // The first (second) halves of 16 pairs.
 inline Vec LoadEvenBF16(const uint16_t* p) {
   Vec r;
@@ -56,6 +66,14 @@ inline Vec LoadOddBF16(const uint16_t* p) { return LoadEvenBF16(p + 1); }
 inline Vec RoundBF16(Vec x) {
   for (float& e : x.lane) e = BF16ToFloat(FloatToBF16(e));
   return x;
+}
+// 32 whole numbers of int8's range as bytes, each 8 in the order 0 4 1 5 2 6 3 7.
+inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
+  for (int i = 0; i < 32; ++i) {
+    const int j = i % 8;
+    const float v = i < 16 ? lo.lane[i] : hi.lane[i - 16];
+    p[i - j + j / 2 % 2 * 4 + j % 2 * 2 + j / 4] = static_cast<int8_t>(v);
+  }
 }
 inline Vec LoadF16(const uint16_t* p) {
   Vec r;

@@ -172,6 +172,7 @@ grpc::ServerUnaryReactor* AdminService::GetModelInfo(grpc::CallbackServerContext
   if (c.bos_token_id >= 0) info->set_bos_token_id(U32(c.bos_token_id));
   info->set_has_chat_template(model_.render_chat != nullptr);
   info->set_attention(facts_.attention);
+  info->set_compute(facts_.compute);
   info->set_kv_cache_dtype(facts_.kv_cache_dtype);
   info->set_num_threads(U32(facts_.num_threads));
   return Answer(context);

@@ -26,6 +26,7 @@ struct ServerFacts {
   ModelConfig config;
   MemoryProfile memory;
   std::string attention;
+  std::string compute;
   std::string kv_cache_dtype;
   std::string weight_format;
   int32_t num_threads = 0;

@@ -10,7 +10,7 @@
 #include "kernels/attention_features.h"
 #include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
-#include "kernels/profile/self_bench.h"
+#include "kernels/profile/self_measure.h"
 #include "server/cli/commands.h"
 
 namespace quire {

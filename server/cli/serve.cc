@@ -129,14 +129,16 @@ absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const ServerOptions& options
                  .config = runtime.config(),
                  .memory = runtime.memory(),
                  .attention = runtime.attention_name(),
+                 .compute = runtime.compute(),
                  .kv_cache_dtype = runtime.kv_cache_dtype(),
                  .weight_format = runtime.weight_format(),
                  .num_threads = runtime.num_threads(),
                  .start = std::chrono::steady_clock::now(),
                  .load_s = SecondsSinceStart()};
   parts.model = loaded.served;
-  parts.fingerprint = fmt::format("{} {} {} {}", options.model, runtime.weight_format(),
-                                  runtime.attention_name(), runtime.kv_cache_dtype());
+  parts.fingerprint =
+      fmt::format("{} {} {} {} {}", options.model, runtime.weight_format(),
+                  runtime.attention_name(), runtime.compute(), runtime.kv_cache_dtype());
   parts.rope_regime = [&runtime](int32_t tokens) { return runtime.RopeRegimeOf(tokens); };
   parts.blocks = &runtime.block_manager();
   parts.executor = &runtime.executor();

@@ -1,4 +1,4 @@
-#include "kernels/profile/self_bench.h"
+#include "kernels/profile/self_measure.h"
 
 #include <algorithm>
 #include <chrono>

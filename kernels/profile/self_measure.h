@@ -1,4 +1,4 @@
-// kernels/profile/self_bench.h -- quick rates of each kernel on this machine, for `quire kernels`.
+// kernels/profile/self_measure.h -- quick rates of each kernel on this machine, for `quire kernels`.
 // Tens of milliseconds a row: enough to see which is the one to take, not for a report
 // (bench/*_bench.cc).
 #pragma once

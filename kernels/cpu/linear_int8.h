@@ -1,0 +1,54 @@
+// kernels/cpu/linear_int8.h -- the part of RunLinear in int8 that differs by instruction set.
+//
+// What is computed (C1; linear.h says it for callers). Each block of 32 values of a row of x has
+// its own scale, a power of two: dx = 2^(e - 6), where 2^e is the largest power of two that is no
+// larger than max |x|; q = x / dx rounded to nearest even and kept within -127 .. 127. So q has 7
+// to 8 bits and dx * q is a bfloat16 number: what follows is linear_dot.h with dx * q for x, and as
+// a block's dot is an exact multiple of dx below 2^24 of them, any order and any instruction gives
+// it. Few rows are integer products, many rows tile products of bfloat16, with the same bits:
+//     y = fma(sum of x over the block, mean, y)     for each block of the run, x not quantised
+//     y = fma(float(dot of q and codes) * dx, scale, y)            for each block of the run
+// A block of x that is not finite gives NaN, one below 2^-100 counts as zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "kernels/cpu/linear_dot.h"
+
+namespace quire::kernels {
+
+// Rows of x as int8 products see them, in tiles of kTileRows rows; the last may have fewer, and
+// then kTileBytes behind it can be read. The 8 values of a group lie in the order of codes in two
+// words (block_format.h): 0 4 1 5, 2 6 3 7.
+struct Int8Rows {
+  int64_t num_rows = 0;
+  int64_t blocks = 0;         // of k, the last filled up with zeros
+  int8_t* q = nullptr;        // per tile: [blocks][rows of the tile][32]
+  float* scales = nullptr;    // [num_rows][blocks] dx
+  float* sums = nullptr;      // [num_rows][blocks] of x before rounding
+  int32_t* totals = nullptr;  // [num_rows][blocks] sums of q
+
+  int64_t RowsOfTile(int64_t tile) const {
+    const int64_t left = num_rows - tile * kTileRows;
+    return left < kTileRows ? left : kTileRows;
+  }
+  int8_t* Tile(int64_t tile) const { return q + tile * kTileRows * blocks * kDotBlock; }
+};
+
+// As DotPanelFn.
+using Int8PanelFn = void (*)(DType type, const std::byte* panel, const Int8Rows& x,
+                             int64_t first_tile, int64_t num_tiles, float* c);
+
+void Int8PanelPortable(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                       int64_t num_tiles, float* c);
+#if defined(__x86_64__)
+void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                   int64_t num_tiles, float* c);
+// Requires AVX512-VNNI.
+void Int8PanelVnni(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                   int64_t num_tiles, float* c);
+#endif
+
+}  // namespace quire::kernels

@@ -1,0 +1,90 @@
+// kernels/cpu/linear_prepare-inl.h -- rows of x in bfloat16 tiles (linear_dot.h), once per ISA
+// (foreach_isa-inl.h). The last part of a row that is no multiple of 32 is filled up with zeros.
+
+namespace quire::kernels::QUIRE_ISA {
+
+// A block of a row: x + 32 * b, filled up with zeros in `room`.
+inline const float* BlockOfRow(const float* x, int64_t k, int64_t b, float* room) {
+  if (k - b * 32 >= 32) return x + b * 32;
+  for (int64_t i = 0; i < 32; ++i) room[i] = b * 32 + i < k ? x[b * 32 + i] : 0.0f;
+  return room;
+}
+
+// Row `row` of its tile of rows_of_tile rows.
+inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, uint16_t* tile,
+                       float* sums) {
+  float room[32];
+  for (int64_t b = 0; b * 32 < k; ++b) {
+    const float* block = BlockOfRow(x, k, b, room);
+    const Vec lo = Load(block), hi = Load(block + 16);
+    uint16_t* out = tile + (b * rows_of_tile + row) * 32;
+    StoreBF16(lo, out);
+    StoreBF16(hi, out + 16);
+    sums[b] = ReduceAdd(Add(lo, hi));
+  }
+}
+
+// x on the grid of linear_int8.h, in units of *scale.
+struct Codes {
+  Vec lo, hi;
+};
+inline Codes QuantizeBlock(const float* x, float* scale, float* sum) {
+  const Vec lo = Load(x), hi = Load(x + 16);
+  *sum = ReduceAdd(Add(lo, hi));
+  const Codes zeros = {Zero(), Zero()};
+  if (!(*sum - *sum == 0.0f)) {
+    *scale = *sum - *sum;  // NaN
+    return zeros;
+  }
+  const float max = ReduceMax(Max(Abs(lo), Abs(hi)));
+  *scale = 0.0f;
+  if (!(max >= 0x1p-100f)) return zeros;
+  const uint32_t exponent = std::bit_cast<uint32_t>(max) & 0x7f800000u;
+  *scale = std::bit_cast<float>(exponent - (6u << 23));
+  // 2^(254 - biased exponent of scale), its inverse.
+  const Vec inverse = Set1(std::bit_cast<float>((254u << 23) - (exponent - (6u << 23))));
+  // Adding 1.5 * 2^23 rounds to a whole number, nearest even.
+  const Vec magic = Set1(12582912.0f), most = Set1(127.0f), least = Set1(-127.0f);
+  const Vec a = Sub(Add(Mul(lo, inverse), magic), magic);
+  const Vec b = Sub(Add(Mul(hi, inverse), magic), magic);
+  return {Max(least, Sub(Zero(), Max(Sub(Zero(), a), Sub(Zero(), most)))),
+          Max(least, Sub(Zero(), Max(Sub(Zero(), b), Sub(Zero(), most))))};
+}
+
+inline void QuantizeRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, int8_t* tile,
+                        float* scales, float* sums, int32_t* totals) {
+  float room[32];
+  for (int64_t b = 0; b * 32 < k; ++b) {
+    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), scales + b, sums + b);
+    StoreCodes(q.lo, q.hi, tile + (b * rows_of_tile + row) * 32);
+    totals[b] = static_cast<int32_t>(ReduceAdd(Add(q.lo, q.hi)));
+  }
+}
+
+// The same values as bfloat16, for tiles.
+inline void QuantizeRowBF16(const float* x, int64_t k, int64_t row, int64_t rows_of_tile,
+                            uint16_t* tile, float* sums) {
+  float room[32];
+  for (int64_t b = 0; b * 32 < k; ++b) {
+    float scale;
+    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), &scale, sums + b);
+    const Vec s = Set1(scale);
+    // Codes of a block that isn't finite are zeros: zero times NaN is what they stand for.
+    StoreBF16(Mul(q.lo, s), tile + (b * rows_of_tile + row) * 32);
+    StoreBF16(Mul(q.hi, s), tile + (b * rows_of_tile + row) * 32 + 16);
+  }
+}
+
+// y = c (+ bias) (+ residual), in this order, for one row of a panel.
+inline void FinishRow(const float* c, const float* bias, const float* residual, int64_t n,
+                      float* y) {
+  for (int64_t j = 0; j < n; j += 16) {
+    const int lanes = static_cast<int>(n - j < 16 ? n - j : 16);
+    Vec v = Load(c + j);
+    if (bias != nullptr) v = Add(v, LoadN(bias + j, lanes));
+    if (residual != nullptr) v = Add(v, LoadN(residual + j, lanes));
+    StoreN(v, y + j, lanes);
+  }
+}
+
+}  // namespace quire::kernels::QUIRE_ISA
