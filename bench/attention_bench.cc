@@ -4,8 +4,9 @@
 //   [--page-size=16]
 //
 // Figures: median of repeated runs, and the best one (no neighbour took the core), over several
-// layers' worth of pages (so that decode reads memory, not cache). Bytes are keys and values that
-// must be read once; operations are 2 per multiply-add of the visible pairs, softmax not counted.
+// layers' worth of pages (so that decode reads memory, not cache), and the share of what plain
+// reads reach. Bytes are keys and values that must be read once, shared ones once for all;
+// operations are 2 per multiply-add of the visible pairs, softmax not counted.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,11 +29,40 @@ struct Options {
   int32_t heads = 9, kv_heads = 3, head_dim = 64, page_size = 16;
 };
 
+// A step: sequences of `len` keys, `num_q` of them new; all begin with the same `shared` keys.
+struct Load {
+  const char* name;
+  int32_t num_seqs, num_q, len, shared;
+};
+
+// GB/s of plain reads by all threads from more than the caches hold: the best of some passes.
+double ReadBandwidth(ThreadPool& pool) {
+  constexpr size_t kWords = size_t{256} << 17;  // 256 MiB
+  constexpr size_t kChunk = kWords / 256;
+  static const std::vector<uint64_t> memory(kWords, 1);
+  std::vector<uint64_t> sums(256);
+  double best = 1e9;
+  for (int pass = 0; pass < 5; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.ParallelFor(256, [&](int64_t task, int32_t) {
+      const uint64_t* p = &memory[static_cast<size_t>(task) * kChunk];
+      uint64_t sum[8] = {};
+      for (size_t i = 0; i < kChunk; i += 8) {
+        for (size_t j = 0; j < 8; ++j) sum[j] += p[i + j];
+      }
+      sums[static_cast<size_t>(task)] = std::accumulate(sum, sum + 8, uint64_t{0});
+    });
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  const uint64_t all = std::accumulate(sums.begin(), sums.end(), uint64_t{0});
+  return all == kWords ? static_cast<double>(kWords) * 8e-9 / best : 0;
+}
+
 // `layers` copies of one cache of num_seqs x len keys; runs cycle through them.
 class Bench {
  public:
-  Bench(const Options& o, DType type, DType dot, int32_t num_seqs, int32_t num_q, int32_t len,
-        int32_t layers)
+  Bench(const Options& o, DType type, DType dot, const Load& load, int32_t layers)
       : layers_(layers) {
     shape_ = {.num_heads = o.heads,
               .num_kv_heads = o.kv_heads,
@@ -41,6 +71,7 @@ class Bench {
               .softmax_scale = 0.125f,
               .kv_dtype = type,
               .dot = dot};
+    const auto [name, num_seqs, num_q, len, shared] = load;
     const int32_t pages_per_seq = (len + o.page_size - 1) / o.page_size;
     num_pages_ = num_seqs * pages_per_seq + 1;
     k_bytes_ = KeyPageBytes(shape_, o.page_size);
@@ -59,6 +90,10 @@ class Bench {
     read_table_.resize(static_cast<size_t>(num_seqs) * static_cast<size_t>(pages_per_seq));
     std::iota(read_table_.begin(), read_table_.end(), 1);
     std::shuffle(read_table_.begin(), read_table_.end(), rng);
+    for (size_t i = static_cast<size_t>(pages_per_seq); i < read_table_.size(); ++i) {
+      const size_t page = i % static_cast<size_t>(pages_per_seq);
+      if (page < static_cast<size_t>(shared / o.page_size)) read_table_[i] = read_table_[page];
+    }
     cu_.push_back(0);
     for (int32_t i = 0; i < num_seqs; ++i) {
       cu_.push_back(cu_.back() + num_q);
@@ -77,7 +112,8 @@ class Bench {
     double pairs = 0;
     for (int32_t i = 0; i < num_q; ++i) pairs += len - num_q + i + 1;
     flops_ = 4.0 * pairs * num_seqs * o.heads * o.head_dim;
-    bytes_ = 2.0 * static_cast<double>(size) * num_seqs * len * o.kv_heads * o.head_dim;
+    const double keys = static_cast<double>(num_seqs) * (len - shared) + shared;
+    bytes_ = 2.0 * static_cast<double>(size) * keys * o.kv_heads * o.head_dim;
   }
 
   // Median and best seconds per run.
@@ -125,22 +161,23 @@ class Bench {
   double flops_ = 0, bytes_ = 0;
 };
 
-void Print(const char* what, const Options& o, DType type, DType dot, int32_t num_seqs,
-           int32_t num_q, int32_t len, int32_t layers) {
-  if (std::string(what).find(o.filter) == std::string::npos) return;
-  Bench bench(o, type, dot, num_seqs, num_q, len, layers);
+void Print(const Load& load, const Options& o, DType type, DType dot, int32_t layers,
+           const std::vector<double>& bandwidth) {
+  if (std::string(load.name).find(o.filter) == std::string::npos) return;
+  Bench bench(o, type, dot, load, layers);
   for (const AttentionBackend* backend : AttentionBackends()) {
-    if (!backend->supports(bench.shape(), o.page_size).ok() || backend->name == "eager") continue;
+    if (!backend->supports(bench.shape(), o.page_size).ok()) continue;
     for (const int32_t threads : {1, 2}) {
       ThreadPool pool(threads);
       const auto [median, best] = bench.Seconds(*backend, pool);
       std::printf(
-          "%-19s %-4s dot %-4s %-5s threads=%d %9.1f us %6.2f GB/s %7.2f GFLOP/s  best %6.2f GB/s "
-          "%7.2f "
-          "GFLOP/s\n",
-          what, std::string(NameOf(type)).c_str(), std::string(NameOf(dot)).c_str(),
+          "%-22s %-4s dot %-4s %-5s threads=%d %9.1f us %6.2f GB/s %7.2f GFLOP/s  best %6.2f GB/s "
+          "(%3.0f%% of reads) %7.2f GFLOP/s\n",
+          load.name, std::string(NameOf(type)).c_str(), std::string(NameOf(dot)).c_str(),
           std::string(backend->name).c_str(), threads, median * 1e6, bench.bytes() / median * 1e-9,
-          bench.flops() / median * 1e-9, bench.bytes() / best * 1e-9, bench.flops() / best * 1e-9);
+          bench.flops() / median * 1e-9, bench.bytes() / best * 1e-9,
+          bench.bytes() / best * 1e-7 / bandwidth[static_cast<size_t>(threads) - 1],
+          bench.flops() / best * 1e-9);
     }
   }
 }
@@ -176,16 +213,24 @@ int Main(int argc, char** argv) {
   std::printf("isa=%s heads=%d kv_heads=%d head_dim=%d page_size=%d\n",
               std::string(NameOf(ActiveIsa())).c_str(), o.heads, o.kv_heads, o.head_dim,
               o.page_size);
+  std::vector<double> bandwidth;
+  for (const int32_t threads : {1, 2}) {
+    ThreadPool pool(threads);
+    bandwidth.push_back(ReadBandwidth(pool));
+    std::printf("threads=%d read %.2f GB/s\n", threads, bandwidth.back());
+  }
   using Types = std::pair<DType, DType>;
   for (const auto& [type, dot] : {Types{DType::kF32, DType::kF32},
                                   {DType::kBF16, DType::kF32},
                                   {DType::kBF16, DType::kBF16}}) {
-    Print("decode 1 x 2048", o, type, dot, 1, 1, 2048, 30);
-    Print("decode 64 x 192", o, type, dot, 64, 1, 192, 8);
-    Print("decode 32 x 512", o, type, dot, 32, 1, 512, 4);
-    Print("prefill 512", o, type, dot, 1, 512, 512, 2);
-    Print("prefill 1024", o, type, dot, 1, 1024, 1024, 2);
-    Print("prefill 512 at 1536", o, type, dot, 1, 512, 2048, 2);
+    Print({"decode 1 x 2048", 1, 1, 2048, 0}, o, type, dot, 30, bandwidth);
+    Print({"decode 32 x 512", 32, 1, 512, 0}, o, type, dot, 8, bandwidth);
+    Print({"decode 64 x 192", 64, 1, 192, 0}, o, type, dot, 16, bandwidth);
+    Print({"decode 64 x 576", 64, 1, 576, 0}, o, type, dot, 4, bandwidth);
+    Print({"decode 64 x (512s+64)", 64, 1, 576, 512}, o, type, dot, 4, bandwidth);
+    Print({"prefill 512", 1, 512, 512, 0}, o, type, dot, 2, bandwidth);
+    Print({"prefill 1024", 1, 1024, 1024, 0}, o, type, dot, 2, bandwidth);
+    Print({"prefill 512 at 1536", 1, 512, 2048, 0}, o, type, dot, 2, bandwidth);
   }
   return 0;
 }

@@ -32,8 +32,8 @@ struct FlashPass {
   int32_t split;             // first key of the current split
   int32_t from[kFlashRows];  // keys of the current split
   int32_t to[kFlashRows];
-  int32_t tile_from[(kFlashRows + 15) / 16];  // dot = BF16: runs that some of 16 rows see
-  int32_t tile_to[(kFlashRows + 15) / 16];
+  int32_t runs_from;  // dot = BF16: runs of keys that some row sees
+  int32_t runs_to;
 
   int32_t HeadOf(int32_t r, int32_t group, int32_t kv_head) const {
     return kv_head * group + (first + r) % group;

@@ -77,8 +77,8 @@ struct Bf16Dot {
     const AttentionShape& shape = *t.s;
     float* s = t.scratch.scores + int64_t{r} * kFlashLdScores;
     const int32_t split = pass.split;
-    const int32_t z0 = (pass.tile_from[r / 16] - split) / 16;
-    const int32_t z1 = (pass.tile_to[r / 16] - split) / 16;
+    const int32_t z0 = (pass.runs_from - split) / 16;
+    const int32_t z1 = (pass.runs_to - split) / 16;
     const int32_t a = pass.from[r];
     const int32_t b = pass.to[r];
     if (a >= b) {
@@ -144,20 +144,9 @@ struct Bf16Dot {
     Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - v1 * 16 + 16, minus_inf), s + v1 * 16 - 16);
   }
 
-  // Runs of keys that some of each 16 rows see.
-  static void FindTileRanges(FlashPass& pass) {
-    for (int32_t r0 = 0; r0 < pass.num_rows; r0 += 16) {
-      int32_t from = pass.split + kKeySplit;
-      int32_t to = pass.split;
-      for (int32_t r = r0; r < r0 + 16 && r < pass.num_rows; ++r) {
-        if (pass.from[r] >= pass.to[r]) continue;
-        if (pass.from[r] < from) from = pass.from[r];
-        if (pass.to[r] > to) to = pass.to[r];
-      }
-      if (from > to) from = to;
-      pass.tile_from[r0 / 16] = from / kDotRun * kDotRun;
-      pass.tile_to[r0 / 16] = (to + kDotRun - 1) / kDotRun * kDotRun;
-    }
+  static void SetRuns(FlashPass& pass, int32_t lo, int32_t hi) {
+    pass.runs_from = lo / kDotRun * kDotRun;
+    pass.runs_to = (hi + kDotRun - 1) / kDotRun * kDotRun;
   }
 
   // The 16 keys from `key` on: dimensions in whole runs, and the last, shorter run filled up.
@@ -251,11 +240,10 @@ struct Bf16Dot {
       if (pass.to[r] < all_to) all_to = pass.to[r];
     }
     Pairs runs[kRuns];
-    const int32_t first = lo / kDotRun * kDotRun;
     for (int32_t dim0 = 0; dim0 < dv; dim0 += kFlashValueDims) {
       const int32_t dims = dv - dim0 < kFlashValueDims ? dv - dim0 : kFlashValueDims;
       bool finite = true;
-      for (int32_t k0 = first; k0 < hi; k0 += kDotRun) {
+      for (int32_t k0 = pass.runs_from; k0 < hi; k0 += kDotRun) {
         const int32_t n = (k0 - pass.split) / kDotRun;
         PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
         runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
@@ -264,9 +252,8 @@ struct Bf16Dot {
                             (k0 + kDotRun <= all_to || all_to >= hi);
         if (!shared && !AllFinite(runs[n], dims)) finite = false;
       }
-      for (int32_t r = 0; r < pass.num_rows && finite; r += 16) {
-        const int32_t rows = pass.num_rows - r < 16 ? pass.num_rows - r : 16;
-        Multiply(t, pass, runs, r, rows, pass.tile_from[r / 16], pass.tile_to[r / 16], dim0, dims);
+      if (finite) {
+        Multiply(t, pass, runs, 0, pass.num_rows, pass.runs_from, pass.runs_to, dim0, dims);
       }
       for (int32_t r = 0; r < pass.num_rows && !finite; ++r) {
         const int32_t from = pass.from[r] / kDotRun * kDotRun;
@@ -345,10 +332,6 @@ struct Bf16Dot {
       const Column column = KeyColumn(t, pages, key, lo, hi);
       if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
       for (int32_t r = 0; r < pass.num_rows;) {
-        if (pass.tile_to[r / 16] <= key || pass.tile_from[r / 16] >= key + 16) {
-          r = r / 16 * 16 + 16;
-          continue;
-        }
         const float* q = t.scratch.q + int64_t{r} * dims;
         float* s = t.scratch.scores + int64_t{r} * kFlashLdScores + (key - pass.split);
         const int32_t left = pass.num_rows - r;
@@ -404,7 +387,7 @@ struct Bf16Dot {
   };
   static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                      int32_t hi) {
-    FindTileRanges(pass);
+    SetRuns(pass, lo, hi);
     const FlushDenormals flush;
     ScoresFlushed(t, pages, pass, lo, hi);
   }

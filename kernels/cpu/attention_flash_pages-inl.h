@@ -27,22 +27,23 @@ struct FlashPages {
   const std::byte* v;
   int64_t page_stride;
   int32_t page_size;
-  int32_t size;  // bytes per element
-  bool pairs;    // of dimensions, and of keys: kv_layout.h
+  int32_t page_shift;  // page_size is a power of two: divisions would cost more than the reads
+  int32_t size;        // bytes per element
+  bool pairs;          // of dimensions, and of keys: kv_layout.h
   DType type;
 
   const std::byte* Page(const std::byte* base, int32_t key) const {
-    return base + int64_t{table[key / page_size]} * page_stride;
+    return base + int64_t{table[key >> page_shift]} * page_stride;
   }
   // Of a key's dimension `d` (of the pair that holds it).
   const std::byte* Key(int32_t key, int32_t d) const {
-    const int64_t slot = key % page_size;
+    const int64_t slot = key & (page_size - 1);
     return Page(k, key) +
-           (pairs ? (d / 2 * page_size + slot) * 2 : int64_t{d} * page_size + slot) * size;
+           (pairs ? (int64_t{d / 2} * page_size + slot) * 2 : int64_t{d} * page_size + slot) * size;
   }
   // Of a value's dimension 0 (of the pair that holds it); rows are `dv` values, or pairs.
   const std::byte* Value(int32_t key, int32_t dv) const {
-    const int64_t slot = key % page_size;
+    const int64_t slot = key & (page_size - 1);
     return Page(v, key) + (pairs ? slot / 2 * 2 : slot) * dv * size;
   }
   // I8: the scale of a key's (value's) codes, which lie behind this head's `dim` rows of them.
@@ -63,6 +64,7 @@ inline FlashPages PagesOf(const FlashTask& t) {
       .v = t.a->v_base + ValueIndex(s, ps, t.item.kv_head, 0, 0) * size,
       .page_stride = t.a->page_stride,
       .page_size = ps,
+      .page_shift = __builtin_ctz(static_cast<unsigned>(ps)),
       .size = size,
       .pairs = HasPairs(s),
       .type = s.kv_dtype,

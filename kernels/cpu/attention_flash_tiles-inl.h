@@ -52,30 +52,25 @@ static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const
 
 static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                    int32_t hi) {
-  FindTileRanges(pass);
+  SetRuns(pass, lo, hi);
   const int32_t dims = FlashDotDims(*t.s);
   const int32_t num_whole = t.s->head_dim / kDotRun;
   const int32_t num_tiles = (pass.num_rows + 15) / 16;
   for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
     const Column column = KeyColumn(t, pages, key, lo, hi);
     if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
-    // Ranges grow with the row's position: those who see these keys are neighbours.
-    int32_t first = 0;
-    while (first < num_tiles && pass.tile_to[first] <= key) ++first;
-    int32_t end = num_tiles;
-    while (end > first && pass.tile_from[end - 1] >= key + 16) --end;
-    const uint16_t* q = Halves(t.scratch.q) + int64_t{first} * 16 * dims;
-    float* s = t.scratch.scores + int64_t{first} * 16 * kFlashLdScores + (key - pass.split);
-    if (end - first == 1) ScoreTiles<1>(q, dims, num_whole, column, s);
-    if (end - first == 2) ScoreTiles<2>(q, dims, num_whole, column, s);
-    if (end - first == 3) ScoreTiles<3>(q, dims, num_whole, column, s);
+    const uint16_t* q = Halves(t.scratch.q);
+    float* s = t.scratch.scores + (key - pass.split);
+    if (num_tiles == 1) ScoreTiles<1>(q, dims, num_whole, column, s);
+    if (num_tiles == 2) ScoreTiles<2>(q, dims, num_whole, column, s);
+    if (num_tiles == 3) ScoreTiles<3>(q, dims, num_whole, column, s);
   }
 }
 
 // 16 rows of numerators against N x 16 dimensions, runs ascending.
 template <int N>
-static void MultiplyTiles(const uint16_t* p, const Pairs* runs, int32_t num_runs, float* acc,
-                          int64_t acc_bytes) {
+static void MultiplyTile(const uint16_t* p, const Pairs* runs, int32_t num_runs, float* acc,
+                         int64_t acc_bytes) {
   _tile_zero(0);
   if constexpr (N > 1) _tile_zero(1);
   if constexpr (N > 2) _tile_zero(2);
@@ -104,26 +99,23 @@ static void MultiplyTiles(const uint16_t* p, const Pairs* runs, int32_t num_runs
   if constexpr (N > 3) _tile_stored(3, acc + 48, acc_bytes);
 }
 
-// Computes the 16 rows from `row` on, whatever the number asked for: the scratch has room for them,
-// and later calls overwrite the others.
+// Computes whole tiles of 16 rows from `row` on, whatever the number asked for: the scratch has
+// room for them, and later calls overwrite the others.
 static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* runs, int32_t row,
-                     int32_t /*num_rows*/, int32_t from, int32_t to, int32_t dim0, int32_t dims) {
+                     int32_t num_rows, int32_t from, int32_t to, int32_t dim0, int32_t dims) {
   const int32_t dv16 = FlashDv16(*t.s);
-  const int32_t first = (from - pass.split) / kDotRun;
-  const int32_t num_runs = (to - from) / kDotRun;
-  const uint16_t* p =
-      Halves(t.scratch.scores + int64_t{row} * kFlashLdScores) + (from - pass.split);
-  float* acc = t.scratch.acc + int64_t{row} * dv16 + dim0;
   const int64_t bytes = int64_t{dv16} * 4;
-  switch ((dims + 15) / 16) {
-    case 1:
-      return MultiplyTiles<1>(p, runs + first, num_runs, acc, bytes);
-    case 2:
-      return MultiplyTiles<2>(p, runs + first, num_runs, acc, bytes);
-    case 3:
-      return MultiplyTiles<3>(p, runs + first, num_runs, acc, bytes);
-    default:
-      return MultiplyTiles<4>(p, runs + first, num_runs, acc, bytes);
+  runs += (from - pass.split) / kDotRun;
+  const int32_t num_runs = (to - from) / kDotRun;
+  for (int32_t r = row; r < row + num_rows; r += 16) {
+    const uint16_t* p =
+        Halves(t.scratch.scores + int64_t{r} * kFlashLdScores) + (from - pass.split);
+    float* acc = t.scratch.acc + int64_t{r} * dv16 + dim0;
+    const int32_t tiles = (dims + 15) / 16;
+    if (tiles == 1) MultiplyTile<1>(p, runs, num_runs, acc, bytes);
+    if (tiles == 2) MultiplyTile<2>(p, runs, num_runs, acc, bytes);
+    if (tiles == 3) MultiplyTile<3>(p, runs, num_runs, acc, bytes);
+    if (tiles == 4) MultiplyTile<4>(p, runs, num_runs, acc, bytes);
   }
 }
 
