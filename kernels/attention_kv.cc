@@ -87,10 +87,10 @@ void ReadKv(const AttentionMetadata& m, const AttentionShape& s, const Attention
     const std::byte* const k_page = PageAddress(a.k_base, page, a.page_stride);
     const std::byte* const v_page = PageAddress(a.v_base, page, a.page_stride);
     for (int64_t d = 0; d < s.head_dim && k != nullptr; ++d) {
-      *k++ = value(k_page, (int64_t{kv_head} * s.head_dim + d) * ps + slot);
+      *k++ = value(k_page, KeyIndex(s, ps, kv_head, d, slot));
     }
     for (int64_t d = 0; d < s.head_dim_v && v != nullptr; ++d) {
-      *v++ = value(v_page, (int64_t{kv_head} * ps + slot) * s.head_dim_v + d);
+      *v++ = value(v_page, ValueIndex(s, ps, kv_head, slot, d));
     }
   }
 }
