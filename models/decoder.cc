@@ -230,7 +230,8 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
   a.gate = arena.Take<float>(tokens * mlp_dim);
   a.up = arena.Take<float>(tokens * mlp_dim);
   arena.Purpose("linear");
-  a.scratch = arena.Take<std::byte>(ScratchBytes(a.num_tokens, a.num_rows));
+  const size_t scratch = ScratchBytes(a.num_tokens, a.num_rows);
+  if (scratch > 0) a.scratch = arena.Take<std::byte>(scratch);
   arena.Purpose("rope");
   for (const RopeConfig& rope : config_.ropes) {
     const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;

@@ -120,7 +120,7 @@ void RestartServesThePrefixFromFiles(const std::string& model, int32_t prefix_to
   }
   // Pages of another dtype are none of ours, and are left alone.
   RuntimeOptions other = options;
-  other.kv_cache_dtype = "bfloat16";
+  other.kv_cache_dtype = "float16";
   Daemon d(other);
   const absl::StatusOr<CacheTransfer> done = d.runtime->LoadCache(saved);
   ASSERT_TRUE(done.ok()) << done.status();

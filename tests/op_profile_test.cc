@@ -88,7 +88,11 @@ TEST(OpProfile, AttentionReadsEachVisibleKeyOnce) {
   EXPECT_EQ(cost.activation_bytes, 4 * 4 * 6 * (16 + 8));
   AttentionShape half = kShape;
   half.kv_dtype = DType::kBF16;
-  EXPECT_EQ(profile.AttentionCost(batch.metadata(), half).kv_bytes, 30 * 2 * (16 + 8) * 2);
+  half.dot = DType::kBF16;
+  const OpCost of_half = profile.AttentionCost(batch.metadata(), half);
+  EXPECT_EQ(of_half.kv_bytes, 30 * 2 * (16 + 8) * 2);
+  EXPECT_EQ(of_half.math[static_cast<size_t>(MathType::kBF16)], cost.operations());
+  EXPECT_EQ(of_half.math[static_cast<size_t>(MathType::kF32)], 0);
 }
 
 TEST(OpProfile, SharedPagesCountOnce) {

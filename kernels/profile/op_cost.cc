@@ -10,7 +10,11 @@ namespace {
 constexpr double kFloat = sizeof(float);
 
 // What multiplies the rows with this weight.
-MathType MathTypeOf(const PackedWeight&) { return MathType::kF32; }
+MathType MathTypeOf(const PackedWeight& w) {
+  return w.compute() == ComputeType::kI8     ? MathType::kI8
+         : w.compute() == ComputeType::kBF16 ? MathType::kBF16
+                                             : MathType::kF32;
+}
 
 }  // namespace
 
@@ -89,7 +93,8 @@ OpCost OpProfile::AttentionCost(const AttentionMetadata& m, const AttentionShape
   cost.kv_bytes = static_cast<double>(keys) * s.num_kv_heads *
                   (dims * static_cast<double>(BytesFor(s.kv_dtype, 1)) + scales);
   cost.activation_bytes = kFloat * m.num_tokens * row_dims;
-  cost.math[static_cast<size_t>(MathType::kF32)] = 2 * static_cast<double>(pairs) * row_dims;
+  const MathType type = s.dot == DType::kBF16 ? MathType::kBF16 : MathType::kF32;
+  cost.math[static_cast<size_t>(type)] = 2 * static_cast<double>(pairs) * row_dims;
   return cost;
 }
 
