@@ -35,6 +35,8 @@ def parse():
                    help="before each run wait until others use less than this")
     p.add_argument("--patience", type=float, default=0, metavar="SECONDS",
                    help="... but no longer than this; default 0: do not wait")
+    p.add_argument("--nice", type=int, default=0, help="of all engines and of this client; below 0 "
+                   "needs root, and takes the cores from whatever else runs")
     p.add_argument("--json", metavar="FILE", help="all runs, written after each round")
     return p.parse_args()
 
@@ -86,7 +88,7 @@ class Report:
         for e in self.engines:
             print(f"  {e.name}: {e.version_text}; {e.model} {' '.join(e.args)}")
         head = f"\n{'':8} {'engine':24} {'median':>9} {'least':>9} {'most':>9} {'runs':>5}"
-        print(f"{head} {'ratio':>7} {'of rounds':>15} {'others':>7}")
+        print(f"{head} {'ratio':>7} {'of rounds':>15} {'own':>7} {'others':>7}")
         for what, unit, more_is_better in rows:
             base = self.values(first, what)
             if not base:
@@ -99,13 +101,15 @@ class Report:
                     continue
                 ratios = [base[r] / v[r] if more_is_better else v[r] / base[r]
                           for r in v if r in base]
-                others = [r["use"]["other_cores"] for r in self.runs
-                          if r["engine"] == e.name and r["what"] == what and "use" in r]
+                uses = [r["use"] for r in self.runs
+                        if r["engine"] == e.name and r["what"] == what and "use" in r]
+                cores = " ".join(f"{statistics.median(u[k] for u in uses):7.2f}"
+                                 for k in ("own_cores", "other_cores")) if uses else ""
                 shown = "" if e is first or not ratios else (
                     f"{statistics.median(ratios):7.2f} {min(ratios):7.2f} {max(ratios):7.2f}")
                 print(f"{'':8} {e.name:24} {statistics.median(v.values()):9.2f} "
                       f"{min(v.values()):9.2f} {max(v.values()):9.2f} {len(v):5} {shown:23} "
-                      f"{statistics.median(others) if others else 0:7.2f}")
+                      f"{cores}")
 
 
 def wait(options):
@@ -122,6 +126,7 @@ def start(engine):
 
 def main():
     options = parse()
+    machine.set_nice(options.nice)
     for name in options.workload.split(","):
         if name not in workloads.MIXES:
             sys.exit(f"--workload {name}: want {', '.join(workloads.MIXES)}")

@@ -101,6 +101,21 @@ def send(root, sig):
             pass
 
 
+def set_nice(value):
+    """Of this process and those that it will start, against all others."""
+    if value == 0:
+        return
+    os.setpriority(os.PRIO_PROCESS, 0, value)
+    # Where sessions are scheduled as groups (autogroup), niceness counts only within one, so a
+    # session of our own gets it, too. A shell's direct child can't have one and does without.
+    try:
+        os.setsid()
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(value))
+    except OSError:
+        pass
+
+
 def pause(root):
     send(root, signal.SIGSTOP)
 
