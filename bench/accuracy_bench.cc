@@ -1,12 +1,12 @@
-// bench/accuracy_bench.cc -- what a format, a type of the cache or another engine costs in
-// accuracy.
+// bench/accuracy_bench.cc -- perplexity and KL divergence that a format or an engine costs.
 //
-//   accuracy_bench [--windows=48] [--window=512] [--threads=2] TEXT REFERENCE NAME=OTHER...
+//   accuracy_bench [--windows=48] [--window=512] [--threads=2] [--every=0] TEXT REFERENCE OTHER...
 //
-// REFERENCE and OTHER are sources as bench/logit_source.h describes them: a model with settings
-// ("model.gguf,kv_cache_dtype=bfloat16"), or "!command", an engine behind a pipe. The text is cut
-// into windows of consecutive tokens, each read from an empty cache; every token but a window's
-// first is predicted. The reference's model is a GGUF file, whose tokenizer cuts the text.
+// REFERENCE is a source as bench/logit_source.h describes it, OTHER is NAME=source: a model with
+// settings ("model.gguf,kv_cache_dtype=bfloat16"), or "!command", an engine behind a pipe. The text
+// is cut into windows of consecutive tokens, each read from an empty cache; every token but a
+// window's first is predicted; --every=N prints what is known after each N windows. The reference's
+// model is a GGUF file, whose tokenizer cuts the text.
 //
 // Columns: perplexity; the loss beyond the reference's with its standard error; KL(reference ||
 // other) per token, mean, 99th percentile and largest; how often both rank the same token first.
@@ -31,7 +31,7 @@ namespace quire {
 namespace {
 
 struct Options {
-  int32_t windows = 48, window = 512, threads = 2;
+  int32_t windows = 48, window = 512, threads = 2, every = 0;
   std::vector<std::string> rest;
 };
 
@@ -101,6 +101,13 @@ int Main(const Options& o) {
   };
   LogitComparison itself;
   double reference_seconds = 0;
+  const auto print = [&] {
+    std::printf("%-28s %10s %10s %8s  %10s %10s %10s  %9s %8s\n", "", "perplexity", "loss +", "+-",
+                "KL mean", "KL p99", "KL max", "same best", "tokens/s");
+    Print("reference", itself, reference_seconds);
+    for (const Other& other : others) Print(other.name, other.comparison, other.seconds);
+    std::fflush(stdout);
+  };
   ReferenceRow row;
   for (size_t w = 0; w < windows; ++w) {
     const std::span<const TokenId> ids = std::span(tokens).subspan(w * window, window);
@@ -115,11 +122,13 @@ int Main(const Options& o) {
         others[k].comparison.Add(row, logits[k].subspan(i * width, width), ids[i + 1]);
       }
     }
+    const auto done = static_cast<int32_t>(w) + 1;
+    if (o.every > 0 && done % o.every == 0 && w + 1 < windows) {
+      std::printf("after %d windows\n", done);
+      print();
+    }
   }
-  std::printf("%-28s %10s %10s %8s  %10s %10s %10s  %9s %8s\n", "", "perplexity", "loss +", "+-",
-              "KL mean", "KL p99", "KL max", "same best", "tokens/s");
-  Print("reference", itself, reference_seconds);
-  for (const Other& other : others) Print(other.name, other.comparison, other.seconds);
+  print();
   return 0;
 }
 
@@ -137,14 +146,14 @@ int main(int argc, char** argv) {
       return true;
     };
     if (number("--windows=", o.windows) || number("--window=", o.window) ||
-        number("--threads=", o.threads)) {
+        number("--threads=", o.threads) || number("--every=", o.every)) {
       continue;
     }
     o.rest.push_back(arg);
   }
   if (o.rest.size() < 3 || o.windows < 1 || o.window < 2 || o.threads < 1) {
     std::fprintf(stderr,
-                 "accuracy_bench [--windows=48] [--window=512] [--threads=2] TEXT REFERENCE "
+                 "accuracy_bench [--windows=48] [--window=512] [--threads=2] [--every=0] TEXT "
                  "NAME=OTHER...\n");
     return 2;
   }

@@ -2,13 +2,15 @@
 import os
 import platform
 import signal
+import threading
 import time
 
 TICKS = os.sysconf("SC_CLK_TCK")
+TICK_S = 0.02
 
 
 def _processes():
-    """pid -> (parent, CPU seconds, zombie)."""
+    """pid -> (parent, CPU seconds)."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -46,14 +48,27 @@ def spent(pids):
 
 
 class Use:
-    """CPU use, in cores, between start and stop: of the processes below us, and of all others."""
+    """CPU use, in cores, between start and stop: of the processes below us, and of all others; and
+    the longest that this process itself was kept from running, as by somebody's SIGSTOP."""
 
     def __enter__(self):
+        self.ended, self.longest_gap = threading.Event(), 0.0
+        self.watch = threading.Thread(target=self._watch)
+        self.watch.start()
         self.time, (self.busy, self.steal) = time.perf_counter(), busy()
         self.own = spent(tree(os.getpid()))
         return self
 
+    def _watch(self):
+        last = time.perf_counter()
+        while not self.ended.wait(TICK_S):
+            now = time.perf_counter()
+            self.longest_gap = max(self.longest_gap, now - last - TICK_S)
+            last = now
+
     def __exit__(self, *_):
+        self.ended.set()
+        self.watch.join()
         own = spent(tree(os.getpid())) - self.own
         all_, steal = busy()
         seconds = max(time.perf_counter() - self.time, 1e-9)
@@ -62,6 +77,7 @@ class Use:
             "other_cores": round(max(0.0, all_ - self.busy - own) / seconds, 2),
             "steal_cores": round((steal - self.steal) / seconds, 2),
             "load": round(os.getloadavg()[0], 1),
+            "gap_s": round(self.longest_gap, 2),
         }
 
 
