@@ -23,6 +23,7 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {
     {"attention", &RuntimeOptions::attention},
+    {"compute", &RuntimeOptions::compute},
     {"cpu_isa", &RuntimeOptions::cpu_isa},
     {"kv_cache_dtype", &RuntimeOptions::kv_cache_dtype},
 };
@@ -64,7 +65,8 @@ class OwnModel : public LogitSource {
 
 class PipedEngine : public LogitSource {
  public:
-  PipedEngine(std::string text, int32_t vocab_size) : text_(std::move(text)), vocab_size_(vocab_size) {}
+  PipedEngine(std::string text, int32_t vocab_size)
+      : text_(std::move(text)), vocab_size_(vocab_size) {}
   ~PipedEngine() override {
     if (to_ >= 0) close(to_);
     if (from_ >= 0) close(from_);
@@ -164,6 +166,8 @@ absl::StatusOr<std::unique_ptr<LogitSource>> OpenLogitSource(std::string_view sp
     return command;
   }
   RuntimeOptions options;
+  options.compute = "float32";
+  options.kv_cache_dtype = "float32";
   size_t comma = spec.find(',');
   options.model = std::string(spec.substr(0, comma));
   while (comma != std::string_view::npos) {

@@ -30,9 +30,9 @@ class LogitSource {
 };
 
 // spec: "MODEL[,key=value...]", where keys are options of `quire serve` that decide how numbers are
-// computed (see kSettings), or "!COMMAND", run by the shell. window: most tokens of a Run.
-// vocab_size: what a command answers with. ERRORS: kInvalidArgument naming the setting; those of
-// ModelRuntime::Load; kUnavailable if a command can't be started.
+// computed (see kSettings; without them all is float32), or "!COMMAND", run by the shell. window:
+// most tokens of a Run. vocab_size: what a command answers with. ERRORS: kInvalidArgument naming
+// the setting; those of ModelRuntime::Load; kUnavailable if a command can't be started.
 absl::StatusOr<std::unique_ptr<LogitSource>> OpenLogitSource(std::string_view spec, int32_t window,
                                                              int32_t num_threads,
                                                              int32_t vocab_size);
