@@ -24,8 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include "bench/gguf_vocabulary.h"
 #include "bench/model_variants.h"
-#include "models/weights/gguf.h"
 #include "tokenizer/tokenizer.h"
 
 namespace quire {
@@ -59,18 +59,7 @@ Model Open(const std::string& path, bool with_draft) {
   model.runtime = *std::move(runtime);
   const GgufFile* const file = model.runtime->gguf();
   if (file == nullptr) Die(absl::InvalidArgumentError("needs a GGUF file"));
-  GgufVocabulary v;
-  const std::string prefix = "tokenizer.ggml.";
-  v.model = file->GetString(prefix + "model").value_or("");
-  v.pre = file->GetString(prefix + "pre").value_or("");
-  v.tokens = file->GetStringArray(prefix + "tokens").value_or(std::vector<std::string>());
-  v.merges = file->GetStringArray(prefix + "merges").value_or(std::vector<std::string>());
-  for (const int64_t type :
-       file->GetIntArray(prefix + "token_type").value_or(std::vector<int64_t>())) {
-    v.token_types.push_back(static_cast<int32_t>(type));
-  }
-  if (const auto id = file->GetInt(prefix + "bos_token_id"); id.ok()) v.bos_token_id = *id;
-  if (const auto id = file->GetInt(prefix + "eos_token_id"); id.ok()) v.eos_token_id = *id;
+  const auto v = VocabularyOf<GgufVocabulary>(*file);
   auto tokenizer = Tokenizer::FromGguf(v);
   if (!tokenizer.ok()) Die(tokenizer.status());
   model.tokenizer = *std::move(tokenizer);

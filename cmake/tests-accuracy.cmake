@@ -1,0 +1,1 @@
+quire_test(logit_stats_test DEPS bench)
