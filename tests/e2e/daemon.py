@@ -103,6 +103,10 @@ class Daemon:
         self.log.close()
 
 
+# What references by float32 engines are compared with; the default rounds inputs to int8.
+FLOAT32 = ("--compute", "float32")
+
+
 def eventually(holds):
     """Polls; what it waits for needs no time of its own, only a turn."""
     end = time.monotonic() + END_S

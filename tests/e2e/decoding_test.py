@@ -11,7 +11,7 @@ from concurrent import futures
 
 import grpc
 
-from daemon import BINARY, REFERENCE, Daemon, collect, environment, eventually, greedy, pb, run
+from daemon import BINARY, FLOAT32, REFERENCE, Daemon, collect, environment, eventually, greedy, pb, run
 
 GOLDEN = json.loads((REFERENCE / "smollm2" / "golden.json").read_text())
 PROMPT = next(p for p in GOLDEN["prompts"] if p["kind"] == "raw")["input_ids"]
@@ -168,20 +168,23 @@ class DecodingTest(unittest.TestCase):
 
     def test_prompt_logprobs_are_those_of_the_output_and_of_the_reference(self):
         compared = 0
-        for prompt in [p for p in GOLDEN["prompts"] if p["kind"] == "raw"]:
-            ids, logprobs, _, _ = collect(self.daemon.generation.Generate(
-                greedy(prompt["input_ids"], 12)))
-            entries, _ = prompt_logprobs(self.daemon, prompt["input_ids"] + ids, 5)
-            told = entries[len(prompt["input_ids"]) - 1:]
-            # As a prompt the same tokens have the same logprobs, bit by bit.
-            self.assertEqual([(t, p) for t, p, _, _ in told], list(zip(ids, logprobs)))
-            for i, (token, _, rank, top) in enumerate(told):
-                self.assertEqual((rank, top[0][0]), (1, token))
-                if ids[:i] != prompt["greedy"][:i]:
-                    break
-                for (_, value), expected in zip(top, prompt["top5"][i]["logprobs"]):
-                    self.assertAlmostEqual(value, expected, delta=0.05)
-                    compared += 1
+        with Daemon(*FLOAT32) as float32:
+            for prompt in [p for p in GOLDEN["prompts"] if p["kind"] == "raw"]:
+                for daemon in [self.daemon, float32]:
+                    ids, logprobs, _, _ = collect(daemon.generation.Generate(
+                        greedy(prompt["input_ids"], 12)))
+                    entries, _ = prompt_logprobs(daemon, prompt["input_ids"] + ids, 5)
+                    told = entries[len(prompt["input_ids"]) - 1:]
+                    # As a prompt the same tokens have the same logprobs, bit by bit.
+                    self.assertEqual([(t, p) for t, p, _, _ in told], list(zip(ids, logprobs)))
+                    for token, _, rank, top in told:
+                        self.assertEqual((rank, top[0][0]), (1, token))
+                for i, (_, _, _, top) in enumerate(told):  # in float32
+                    if ids[:i] != prompt["greedy"][:i]:
+                        break
+                    for (_, value), expected in zip(top, prompt["top5"][i]["logprobs"]):
+                        self.assertAlmostEqual(value, expected, delta=0.05)
+                        compared += 1
         self.assertGreater(compared, 200)
 
     def test_refusals(self):

@@ -10,7 +10,7 @@ from concurrent import futures
 
 import grpc
 
-from daemon import BINARY, REFERENCE, Daemon, collect, environment, eventually, greedy, messages_of
+from daemon import BINARY, FLOAT32, REFERENCE, Daemon, collect, environment, eventually, greedy, messages_of
 from daemon import pb, public_protos, run
 
 GOLDEN = json.loads((REFERENCE / "smollm2" / "golden.json").read_text())
@@ -35,17 +35,17 @@ class GenerateTest(unittest.TestCase):
 
     def test_greedy_tokens_equal_the_reference(self):
         compared = 0
-        for prompt in GOLDEN["prompts"]:
-            ids, _, _, last = collect(self.daemon.generation.Generate(
-                greedy(prompt["input_ids"], GOLDEN["new_tokens"])))
-            self.assertEqual(len(ids), GOLDEN["new_tokens"])
-            safe = next((i for i, m in enumerate(prompt["margins"]) if m < SAFE_MARGIN),
-                        len(prompt["margins"]))
-            self.assertEqual(ids[:safe], prompt["greedy"][:safe], prompt["text"][:60])
-            self.assertEqual(last.finished.reason, pb.FINISH_REASON_LENGTH)
-            compared += safe
+        with Daemon(*FLOAT32) as daemon:
+            for prompt in GOLDEN["prompts"]:
+                ids, _, _, last = collect(daemon.generation.Generate(
+                    greedy(prompt["input_ids"], GOLDEN["new_tokens"])))
+                self.assertEqual(len(ids), GOLDEN["new_tokens"])
+                safe = next((i for i, m in enumerate(prompt["margins"]) if m < SAFE_MARGIN),
+                            len(prompt["margins"]))
+                self.assertEqual(ids[:safe], prompt["greedy"][:safe], prompt["text"][:60])
+                self.assertEqual(last.finished.reason, pb.FINISH_REASON_LENGTH)
+                compared += safe
         self.assertGreater(compared, 600)
-        self.assert_idle()
 
     def test_chat_is_rendered_and_tokenized_as_the_reference(self):
         chats = [p for p in GOLDEN["prompts"] if p["kind"] == "chat"]
@@ -57,9 +57,13 @@ class GenerateTest(unittest.TestCase):
             self.assertEqual(list(tokens.token_ids), prompt["input_ids"])
             request = greedy([], 8)
             request.chat.CopyFrom(chat)
-            ids, _, _, last = collect(self.daemon.generation.Generate(request))
-            self.assertEqual(ids, prompt["greedy"][:8])
+            tokens = greedy(prompt["input_ids"], 8)
+            told, _, _, last = collect(self.daemon.generation.Generate(request))
+            self.assertEqual(told, collect(self.daemon.generation.Generate(tokens))[0])
             self.assertEqual(last.usage.prompt_tokens, len(prompt["input_ids"]))
+            with Daemon(*FLOAT32) as daemon:
+                ids, _, _, _ = collect(daemon.generation.Generate(request))
+            self.assertEqual(ids, prompt["greedy"][:8])
 
     def test_streamed_text_is_the_unary_text(self):
         request = pb.GenerateRequest(
