@@ -9,8 +9,8 @@
 //            a block's products sum up exactly. Weights stored in float32, float16 or bfloat16
 //            become Q8_0 when they are packed (float32 stays where a row is no multiple of 32
 //            values).
-//   auto     float32 where weights are stored in float32 or float16; int8 for block types where
-//            there is AVX2; bf16 for bfloat16 where there is AMX. No weight is rounded.
+//   auto     float32 where weights are stored in float32 or float16, or the CPU has no AVX2; else
+//            with AMX bf16, without it int8 for block types. No weight is rounded.
 //            docs/kernels.md has the loss.
 #pragma once
 

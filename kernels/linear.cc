@@ -62,11 +62,6 @@ Int8PanelFn ActiveInt8PanelFn() {
   }
 }
 
-// Up to so many rows integer products are quicker than tiles, which give the same bits
-// (`linear_bench`).
-constexpr int64_t kInt8Rows = 8;
-bool Int8ByTiles(int64_t m) { return ActiveIsa() == CpuIsa::kAmx && m > kInt8Rows; }
-
 // Below this many values of x a fork-join costs more than rounding them.
 constexpr int64_t kSerialValues = 16384;
 
@@ -140,7 +135,7 @@ class PreparedInputs {
       const int64_t blocks = BlocksOf(k);
       std::byte* const rest = scratch.data() + RowBytes(m, k);
       auto* const floats = reinterpret_cast<float*>(rest);
-      if (in.compute == ComputeType::kBF16 || Int8ByTiles(m)) {
+      if (in.compute == ComputeType::kBF16) {
         in.bf16 = {.num_rows = m,
                    .blocks = blocks,
                    .x = reinterpret_cast<uint16_t*>(scratch.data()),
@@ -177,7 +172,6 @@ class PreparedInputs {
   static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
     const auto round = QUIRE_FOR_ISA(PrepareRow);
     const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
-    const auto quantize_bf16 = QUIRE_FOR_ISA(QuantizeRowBF16);
     const auto tile = [&](int64_t t, int32_t) {
       const int64_t n = std::min(kTileRows, m - t * kTileRows);
       for (int64_t r = 0; r < n; ++r) {
@@ -186,8 +180,6 @@ class PreparedInputs {
         const int64_t at = row * BlocksOf(in.k);
         if (in.compute == ComputeType::kBF16) {
           round(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
-        } else if (Int8ByTiles(m)) {
-          quantize_bf16(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
         } else {
           quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
                    in.int8.totals + at);
@@ -240,7 +232,7 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
     } else {
       const FlushSubnormals flush;
       const PreparedInputs::Input& in = *inputs.Find(*job);
-      if (w.compute() == ComputeType::kBF16 || Int8ByTiles(m)) {
+      if (w.compute() == ComputeType::kBF16) {
         run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, c.data());
       } else {
         run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());

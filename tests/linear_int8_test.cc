@@ -35,11 +35,10 @@ Quantized Quantize(const float* x) {
   out.sum = Sum32(x);
   float max = 0.0f;
   for (int i = 0; i < 32; ++i) max = std::max(max, std::abs(x[i]));
-  out.scale = max >= 0x1p-100f ? std::exp2(std::floor(std::log2(max)) - 6.0f) : 0.0f;
-  for (int i = 0; i < 32; ++i) {
-    const float q = out.scale > 0.0f ? std::nearbyint(x[i] / out.scale) : 0.0f;
-    out.q[i] = static_cast<int>(std::clamp(q, -127.0f, 127.0f));
-  }
+  const bool empty = max < 0x1p-100f;
+  out.scale = empty ? 0.0f : max / 127.0f;
+  const float inverse = empty ? 0.0f : 127.0f / max;
+  for (int i = 0; i < 32; ++i) out.q[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
   return out;
 }
 
@@ -190,8 +189,8 @@ TEST_P(LinearInt8Test, EveryIsaSumsAsStated) {
   }
 }
 
-// A code of x is off by half a step at most, by one where it would be 128; a step is at most the
-// block's largest value / 64. The mean meets the exact sum. Fewer than k / 16 + 80 roundings to
+// A code of x is off by half a step at most, a step is the block's largest value / 127; the mean
+// meets the exact sum. Fewer than k / 16 + 80 roundings to
 // float32 on any value's way.
 TEST_P(LinearInt8Test, WithinTheBoundOfFloat64) {
   ThreadPool pool(2);
@@ -204,7 +203,7 @@ TEST_P(LinearInt8Test, WithinTheBoundOfFloat64) {
         const Block w = p.At(j, b);
         double step = 0;
         for (int i = 0; i < 32; ++i) {
-          step = std::max(step, std::abs(static_cast<double>(p.X(r, b * 32 + i))) / 64);
+          step = std::max(step, std::abs(static_cast<double>(p.X(r, b * 32 + i))) / 127);
         }
         for (int i = 0; i < 32; ++i) {
           const bool second = p.type == DType::kQ6_K && i >= 16;
@@ -212,7 +211,7 @@ TEST_P(LinearInt8Test, WithinTheBoundOfFloat64) {
               static_cast<double>(w.code[i]) * static_cast<double>(w.scale[second ? 1 : 0]);
           const double x = static_cast<double>(p.X(r, b * 32 + i));
           sum += x * (code + static_cast<double>(w.mean));
-          rounding += (std::abs(x) > 126 * step / 2 ? step : step / 2) * std::abs(code);
+          rounding += step / 2 * std::abs(code);
           magnitude += std::abs(x * code) + std::abs(x * static_cast<double>(w.mean));
         }
       }

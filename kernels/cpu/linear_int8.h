@@ -1,14 +1,13 @@
 // kernels/cpu/linear_int8.h -- the part of RunLinear in int8 that differs by instruction set.
 //
 // What is computed (C1; linear.h says it for callers). Each block of 32 values of a row of x has
-// its own scale, a power of two: dx = 2^(e - 6), where 2^e is the largest power of two that is no
-// larger than max |x|; q = x / dx rounded to nearest even and kept within -127 .. 127. So q has 7
-// to 8 bits and dx * q is a bfloat16 number: what follows is linear_dot.h with dx * q for x, and as
-// a block's dot is an exact multiple of dx below 2^24 of them, any order and any instruction gives
-// it. Few rows are integer products, many rows tile products of bfloat16, with the same bits:
+// its own scale: dx = max |x| / 127, q = x * (127 / max |x|) rounded to nearest even. Weights are
+// as in linear_dot.h. A block's dot of q and (code - centre) is an exact integer (Q6_K: of each 16
+// k, as scales are), whatever instruction made it. Over blocks, ascending, in runs of kDotRun:
 //     y = fma(sum of x over the block, mean, y)     for each block of the run, x not quantised
-//     y = fma(float(dot of q and codes) * dx, scale, y)            for each block of the run
-// A block of x that is not finite gives NaN, one below 2^-100 counts as zero.
+//     y = fma(float(dot) * dx, scale, y)            for each block of the run
+// A block of x that is not finite gives NaN, one below 2^-100 counts as zero. Subnormal numbers
+// count as zero.
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,7 @@ inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_t
   }
 }
 
-// x on the grid of linear_int8.h, in units of *scale.
+// Codes of a block (linear_int8.h), as whole numbers in float32.
 struct Codes {
   Vec lo, hi;
 };
@@ -39,16 +39,11 @@ inline Codes QuantizeBlock(const float* x, float* scale, float* sum) {
   const float max = ReduceMax(Max(Abs(lo), Abs(hi)));
   *scale = 0.0f;
   if (!(max >= 0x1p-100f)) return zeros;
-  const uint32_t exponent = std::bit_cast<uint32_t>(max) & 0x7f800000u;
-  *scale = std::bit_cast<float>(exponent - (6u << 23));
-  // 2^(254 - biased exponent of scale), its inverse.
-  const Vec inverse = Set1(std::bit_cast<float>((254u << 23) - (exponent - (6u << 23))));
+  *scale = max / 127.0f;
+  const Vec inverse = Set1(127.0f / max);
   // Adding 1.5 * 2^23 rounds to a whole number, nearest even.
-  const Vec magic = Set1(12582912.0f), most = Set1(127.0f), least = Set1(-127.0f);
-  const Vec a = Sub(Add(Mul(lo, inverse), magic), magic);
-  const Vec b = Sub(Add(Mul(hi, inverse), magic), magic);
-  return {Max(least, Sub(Zero(), Max(Sub(Zero(), a), Sub(Zero(), most)))),
-          Max(least, Sub(Zero(), Max(Sub(Zero(), b), Sub(Zero(), most))))};
+  const Vec magic = Set1(12582912.0f);
+  return {Sub(Add(Mul(lo, inverse), magic), magic), Sub(Add(Mul(hi, inverse), magic), magic)};
 }
 
 inline void QuantizeRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, int8_t* tile,
@@ -58,20 +53,6 @@ inline void QuantizeRow(const float* x, int64_t k, int64_t row, int64_t rows_of_
     const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), scales + b, sums + b);
     StoreCodes(q.lo, q.hi, tile + (b * rows_of_tile + row) * 32);
     totals[b] = static_cast<int32_t>(ReduceAdd(Add(q.lo, q.hi)));
-  }
-}
-
-// The same values as bfloat16, for tiles.
-inline void QuantizeRowBF16(const float* x, int64_t k, int64_t row, int64_t rows_of_tile,
-                            uint16_t* tile, float* sums) {
-  float room[32];
-  for (int64_t b = 0; b * 32 < k; ++b) {
-    float scale;
-    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), &scale, sums + b);
-    const Vec s = Set1(scale);
-    // Codes of a block that isn't finite are zeros: zero times NaN is what they stand for.
-    StoreBF16(Mul(q.lo, s), tile + (b * rows_of_tile + row) * 32);
-    StoreBF16(Mul(q.hi, s), tile + (b * rows_of_tile + row) * 32 + 16);
   }
 }
 

@@ -103,7 +103,7 @@ class Daemon:
         self.log.close()
 
 
-# What references by float32 engines are compared with; the default rounds inputs to int8.
+# What references by float32 engines are compared with; the default rounds what it multiplies.
 FLOAT32 = ("--compute", "float32")
 
 
