@@ -24,7 +24,8 @@ void FindPrefixGroups(const AttentionMetadata& m, int32_t max_queries, PrefixGro
   out.groups.clear();
   out.members.clear();
   out.order.clear();
-  if (m.num_seqs < 2) return;
+  // A dry run has no tables, and needs none: the workspace does not depend on them.
+  if (m.num_seqs < 2 || m.read_table.empty()) return;
   const int32_t pages_per_split = kKeySplit / m.page_size;
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t n = NumQueries(m, seq);

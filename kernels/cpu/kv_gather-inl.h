@@ -25,6 +25,7 @@ inline KvSource SourceOf(const AttentionMetadata& m, const AttentionShape& s,
       .page_size = ps,
       .head_dim = s.head_dim,
       .head_dim_v = s.head_dim_v,
+      .pairs = HasPairs(s),
       .type = s.kv_dtype};
 }
 
