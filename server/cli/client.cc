@@ -4,6 +4,7 @@
 #include <grpc/support/log.h>
 
 #include <CLI/CLI.hpp>
+#include <vector>
 
 #include "base/status.h"
 #include "server/cli/commands.h"
@@ -33,7 +34,12 @@ std::shared_ptr<grpc::Channel> ServerAddress::Connect() const {
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(ToString(), grpc::InsecureChannelCredentials(), arguments);
+  // Kept until the process ends: taking the last channel down races with gRPC 1.51's own callback
+  // thread, which then aborts (one `quire bench serve` in thirty).
+  static auto* const channels = new std::vector<std::shared_ptr<grpc::Channel>>;
+  channels->push_back(
+      grpc::CreateCustomChannel(ToString(), grpc::InsecureChannelCredentials(), arguments));
+  return channels->back();
 }
 
 std::string Explain(const grpc::Status& status, const ServerAddress& address) {
