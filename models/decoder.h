@@ -24,7 +24,7 @@ namespace quire {
 struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
   const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
-  kernels::ComputeType compute = kernels::ComputeType::kF32;  // of linear layers
+  kernels::ComputeType compute = kernels::ComputeType::kF32;     // of linear layers
   DType kv_dtype = DType::kF32;
   // What attention's products are computed in, where its kernel offers that; else float32.
   DType attention_dot = DType::kF32;

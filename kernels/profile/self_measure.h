@@ -1,5 +1,5 @@
-// kernels/profile/self_measure.h -- quick rates of each kernel on this machine, for `quire kernels`.
-// Tens of milliseconds a row: enough to see which is the one to take, not for a report
+// kernels/profile/self_measure.h -- quick rates of each kernel on this machine, for `quire
+// kernels`. Tens of milliseconds a row: enough to see which is the one to take, not for a report
 // (bench/*_bench.cc).
 #pragma once
 
