@@ -48,7 +48,14 @@ struct Problem {
 
   float X(int64_t r, int64_t i) const { return i < k ? x[static_cast<size_t>(r * ldx + i)] : 0.0f; }
 
-  Block At(int64_t j, int64_t b) const { return BlockOf(type, file, k, j, b); }
+  const Block& At(int64_t j, int64_t b) const {
+    const int64_t blocks = (k + 31) / 32;
+    for (int64_t i = static_cast<int64_t>(blocks_.size()); i <= j * blocks + b; ++i) {
+      blocks_.push_back(BlockOf(type, file, k, i / blocks, i % blocks));
+    }
+    return blocks_[static_cast<size_t>(j * blocks + b)];
+  }
+  mutable std::vector<Block> blocks_;  // read once: sanitizers make that slow
 
   // The contract, literally.
   float Want(int64_t r, int64_t j) const {
@@ -63,7 +70,7 @@ struct Problem {
         y = std::fma(Sum32(values), At(j, b).mean, y);
       }
       for (int64_t b = b0; b < std::min(blocks, b0 + 12); ++b) {
-        const Block w = At(j, b);
+        const Block& w = At(j, b);
         const int parts = type == DType::kQ6_K ? 2 : 1;
         for (int part = 0; part < parts; ++part) {
           float even = 0.0f, odd = 0.0f;

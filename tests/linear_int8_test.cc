@@ -96,7 +96,14 @@ struct Problem {
     scratch.resize(LinearScratchBytes(m, k) + 64);
   }
 
-  Block At(int64_t j, int64_t b) const { return BlockOf(type, file, k, j, b); }
+  const Block& At(int64_t j, int64_t b) const {
+    const int64_t blocks = (k + 31) / 32;
+    for (int64_t i = static_cast<int64_t>(blocks_.size()); i <= j * blocks + b; ++i) {
+      blocks_.push_back(BlockOf(type, file, k, i / blocks, i % blocks));
+    }
+    return blocks_[static_cast<size_t>(j * blocks + b)];
+  }
+  mutable std::vector<Block> blocks_;  // read once: sanitizers make that slow
   float& X(int64_t r, int64_t i) { return x[static_cast<size_t>(r * ldx + i)]; }
 
   // The contract, literally.
@@ -112,7 +119,7 @@ struct Problem {
         y = std::fma(Sum32(row + b * 32), At(j, b).mean, y);
       }
       for (int64_t b = b0; b < end; ++b) {
-        const Block w = At(j, b);
+        const Block& w = At(j, b);
         const Quantized q = Quantize(row + b * 32);
         const int parts = type == DType::kQ6_K ? 2 : 1;
         for (int part = 0; part < parts; ++part) {
