@@ -113,6 +113,7 @@ int Main(const Options& o) {
     const std::span<const TokenId> ids = std::span(tokens).subspan(w * window, window);
     const std::span<const float> expected = timed(*reference, ids, reference_seconds);
     std::vector<std::span<const float>> logits;
+    logits.reserve(others.size());
     for (Other& other : others) logits.push_back(timed(*other.source, ids, other.seconds));
     const auto width = static_cast<size_t>(vocab);
     for (size_t i = 0; i + 1 < window; ++i) {

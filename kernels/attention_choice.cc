@@ -39,7 +39,7 @@ absl::StatusOr<AttentionChoice> ParseAttention(std::string_view text) {
 
 absl::Status CheckSupport(const AttentionBackend& backend, const AttentionShape& shape,
                           int32_t page_size) {
-  const absl::Status own = backend.supports(shape, page_size);
+  absl::Status own = backend.supports(shape, page_size);
   if (own.ok()) return own;
   std::string others;
   for (const AttentionBackend* b : AttentionBackends()) {

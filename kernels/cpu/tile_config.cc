@@ -21,7 +21,11 @@ struct alignas(64) TileConfig {
 };
 
 constexpr TileConfig kConfig;
-thread_local bool configured = false;
+
+bool& Configured() {
+  thread_local bool configured = false;
+  return configured;
+}
 
 QUIRE_BEGIN_AMX
 void Load() { _tile_loadconfig(&kConfig); }
@@ -30,12 +34,12 @@ QUIRE_END_ISA
 }  // namespace
 
 void ConfigureTiles() {
-  if (!configured) ReloadTiles();
+  if (!Configured()) ReloadTiles();
 }
 
 void ReloadTiles() {
   Load();
-  configured = true;
+  Configured() = true;
 }
 
 }  // namespace quire::kernels

@@ -60,15 +60,16 @@ class Cache {
     std::vector<std::byte> fill(bytes_.size());
     FillWeights(DType::kF16, fill);
     std::copy(fill.begin(), fill.end(), bytes_.begin());
-    table_.resize(static_cast<size_t>(num_seqs * pages_per_seq_));
+    table_.resize(static_cast<size_t>(num_seqs) * static_cast<size_t>(pages_per_seq_));
     std::iota(table_.begin(), table_.end(), 1);
     for (size_t i = table_.size(); i > 1; --i) std::swap(table_[i - 1], table_[(i * 7919) % i]);
     for (int32_t i = 0; i < num_seqs; ++i) {
       cu_.push_back(cu_.back() + num_q);
       lens_.push_back(len);
     }
-    q_.assign(static_cast<size_t>(cu_.back() * shape.num_heads * shape.head_dim), 0.25f);
-    out_.resize(static_cast<size_t>(cu_.back() * shape.num_heads * shape.head_dim_v));
+    const size_t heads = static_cast<size_t>(cu_.back()) * static_cast<size_t>(shape.num_heads);
+    q_.assign(heads * static_cast<size_t>(shape.head_dim), 0.25f);
+    out_.resize(heads * static_cast<size_t>(shape.head_dim_v));
   }
 
   AttentionMetadata metadata() const {
