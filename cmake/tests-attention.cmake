@@ -1,5 +1,5 @@
 quire_test(attention_conformance_test DEPS kernels)
-quire_test(attention_exact_test DEPS kernels TIMEOUT 600)
+quire_test(attention_exact_test DEPS kernels TIMEOUT 1200)
 quire_test(attention_cases_test DEPS kernels)
 quire_test(attention_flex_test DEPS kernels)
 quire_test(attention_sweep_test DEPS kernels TIMEOUT 300)
