@@ -2,13 +2,11 @@
 //
 //   float32  one chain of fma over all k; weights as float32. The floor, and what goldens use.
 //   bf16     x rounded to bfloat16 (nearest even), weights exact; products of 32 values summed in
-//            float32 in the order of AMX's tile instruction (linear.h states it). Weights stored in
+//            float32 in the order of AMX's tile instruction (cpu/linear_dot.h). Weights stored in
 //            float32 or float16 are rounded to bfloat16 when they are packed.
-//   int8     x as 8-bit codes with a power of two as scale of each 32 values of a row, weights
-//   exact;
-//            a block's products sum up exactly. Weights stored in float32, float16 or bfloat16
-//            become Q8_0 when they are packed (float32 stays where a row is no multiple of 32
-//            values).
+//   int8     x as 8-bit codes with a scale for each 32 values of a row, weights exact; a block's
+//            products summed as integers. Weights stored in float32, float16 or bfloat16 become
+//            Q8_0 when they are packed (float32 stays where a row is no multiple of 32 values).
 //   auto     float32 where weights are stored in float32 or float16, or the CPU has no AVX2; else
 //            with AMX bf16, without it int8 for block types. No weight is rounded.
 //            docs/kernels.md has the loss.

@@ -129,6 +129,7 @@ absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType com
     ASSIGN_OR_RETURN(embedding_, kernels::PackedWeight::Pack(weights.embed, pool_));
     weight_bytes_ += embedding_.bytes();
   }
+  PlanScratch();
   return absl::OkStatus();
 }
 
@@ -148,18 +149,20 @@ kernels::ComputeType Decoder::compute() const {
   return most;
 }
 
-size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
+void Decoder::PlanScratch() {
   bool bf16 = false, int8 = false;
-  int64_t depth = 0;
   for (const kernels::PackedWeight* w : LinearWeights()) {
     bf16 = bf16 || w->compute() == kernels::ComputeType::kBF16;
     int8 = int8 || w->compute() == kernels::ComputeType::kI8;
-    if (w != &head_.weight) depth = std::max(depth, w->k());
+    if (w != &head_.weight) scratch_depth_ = std::max(scratch_depth_, w->k());
   }
   // Jobs of one call share their input, which may be needed in both forms.
-  const size_t forms = (bf16 ? 1u : 0u) + (int8 ? 1u : 0u);
-  return forms * std::max(kernels::LinearScratchBytes(tokens, depth),
-                          kernels::LinearScratchBytes(rows, head_.weight.k()));
+  scratch_forms_ = (bf16 ? 1u : 0u) + (int8 ? 1u : 0u);
+}
+
+size_t Decoder::ScratchBytes(int64_t tokens, int64_t rows) const {
+  return scratch_forms_ * std::max(kernels::LinearScratchBytes(tokens, scratch_depth_),
+                                   kernels::LinearScratchBytes(rows, head_.weight.k()));
 }
 
 absl::Status Decoder::PlanCache(const DecoderOptions& options) {

@@ -84,6 +84,7 @@ class Decoder : public Model {
                                             const std::optional<TensorView>& bias,
                                             kernels::ComputeType compute);
   std::vector<const kernels::PackedWeight*> LinearWeights() const;
+  void PlanScratch();
   // Scratch of RunLinear for `tokens` rows of any layer and `rows` of the head.
   size_t ScratchBytes(int64_t tokens, int64_t rows) const;
 
@@ -110,6 +111,8 @@ class Decoder : public Model {
   Projection head_;                  // packed; also the embedding if tied
   kernels::PackedWeight embedding_;  // empty if tied
   size_t weight_bytes_ = 0;
+  size_t scratch_forms_ = 0;   // in which some linear layer needs its input
+  int64_t scratch_depth_ = 0;  // the deepest layer's
   Tap tap_;
   kernels::OpProfile* profile_ = nullptr;
 };

@@ -18,8 +18,8 @@
 
 namespace quire::kernels {
 
-// Rows of x as int8 products see them, in tiles of kTileRows rows; the last may have fewer, and
-// then kTileBytes behind it can be read. The 8 values of a group lie in the order of codes in two
+// Rows of x as int8 products see them, in tiles of kTileRows rows; the last may have fewer.
+// The 8 values of a group lie in the order of codes in two
 // words (block_format.h): 0 4 1 5, 2 6 3 7.
 struct Int8Rows {
   int64_t num_rows = 0;

@@ -34,10 +34,7 @@ QUIRE_END_ISA
 }  // namespace
 
 void ConfigureTiles() {
-  if (!Configured()) ReloadTiles();
-}
-
-void ReloadTiles() {
+  if (Configured()) return;
   Load();
   Configured() = true;
 }

@@ -9,7 +9,4 @@ namespace quire::kernels {
 // REQUIRES: ActiveIsa() is kAmx.
 void ConfigureTiles();
 
-// Sets that shape again, after a kernel that needed another for itself.
-void ReloadTiles();
-
 }  // namespace quire::kernels
