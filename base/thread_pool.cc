@@ -24,7 +24,8 @@ inline void Pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int32_t num_threads) {
+ThreadPool::ThreadPool(int32_t num_threads)
+    : shares_(static_cast<size_t>(std::max(1, num_threads))) {
   CHECK(num_threads >= 1, "num_threads={}", num_threads);
   workers_.reserve(static_cast<size_t>(num_threads) - 1);
   for (int32_t i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
@@ -40,14 +41,27 @@ ThreadPool::~ThreadPool() {
   for (std::thread& t : workers_) t.join();
 }
 
+// Its own share first, then the others' in turn; `share` counts those it has been through.
+bool ThreadPool::NextTask(int32_t worker, int32_t& share, int64_t& task) {
+  const int32_t n = num_threads();
+  for (; share < n; ++share) {
+    Share& s = shares_[static_cast<size_t>((worker + share) % n)];
+    if (s.next.load(std::memory_order_relaxed) >= s.end) continue;
+    task = s.next.fetch_add(1, std::memory_order_relaxed);
+    if (task < s.end) return true;
+  }
+  return false;
+}
+
 void ThreadPool::TakeTasks(int32_t worker) {
-  int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
-  if (task >= num_tasks_) return;
+  int32_t share = 0;
+  int64_t task = 0;
+  if (!NextTask(worker, share, task)) return;
   std::chrono::steady_clock::time_point begin;
   if (observer_ != nullptr) begin = std::chrono::steady_clock::now();
-  for (; task < num_tasks_; task = next_task_.fetch_add(1, std::memory_order_relaxed)) {
+  do {
     call_(fn_, task, worker);
-  }
+  } while (NextTask(worker, share, task));
   if (observer_ != nullptr) observer_->OnTasks(worker, begin, std::chrono::steady_clock::now());
 }
 
@@ -62,8 +76,12 @@ void ThreadPool::Run(int64_t num_tasks, Call call, const void* fn) {
   }
   call_ = call;
   fn_ = fn;
-  num_tasks_ = num_tasks;
-  next_task_.store(0, std::memory_order_relaxed);
+  const int64_t n = num_threads();
+  for (int64_t i = 0; i < n; ++i) {
+    Share& s = shares_[static_cast<size_t>(i)];
+    s.next.store(num_tasks * i / n, std::memory_order_relaxed);
+    s.end = num_tasks * (i + 1) / n;
+  }
   num_running_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
   generation_.fetch_add(1);  // seq_cst: pairs with num_parked_ below
   if (num_parked_.load() > 0) {

@@ -13,8 +13,9 @@
 namespace quire {
 
 // ParallelFor is called from one thread at a time (the engine thread) and returns when all tasks
-// are done. Tasks are taken from a shared counter, so which worker computes a task is free; what a
-// task computes must not depend on it. An own pool, not OpenMP: TSan reports false races with
+// are done. Each worker begins with a share of neighbouring tasks, ascending, so that it reads one
+// stretch of memory; whoever is done helps the others, so which worker computes a task is free, and
+// what a task computes must not depend on it. An own pool, not OpenMP: TSan reports false races with
 // libgomp, and thread counts stay ours.
 class ThreadPool {
  public:
@@ -55,14 +56,18 @@ class ThreadPool {
   void Run(int64_t num_tasks, Call call, const void* fn);
   void WorkerLoop(int32_t worker);
   void TakeTasks(int32_t worker);
+  bool NextTask(int32_t worker, int32_t& share, int64_t& task);
 
   std::vector<std::thread> workers_;
   // One job at a time. Written by the caller before `generation_` moves on, read by workers after.
   Call call_ = nullptr;
   const void* fn_ = nullptr;
-  int64_t num_tasks_ = 0;
   Observer* observer_ = nullptr;
-  alignas(64) std::atomic<int64_t> next_task_{0};
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::vector<Share> shares_;  // [num_threads]
   alignas(64) std::atomic<uint64_t> generation_{0};
   alignas(64) std::atomic<int32_t> num_running_{0};  // workers not yet done with this job
   std::atomic<int32_t> num_parked_{0};

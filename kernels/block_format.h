@@ -6,9 +6,11 @@
 // All products before the last sum are exact in float32 (11 bits of fp16 x 6..8 bits of scale x
 // 4..8 bits of code, 24 at most), so one fma gives the same value as multiply, then add.
 //
-// A packed panel is kPanel = 64 columns (rows of W) over all k:
+// A packed panel is kPanel = 64 columns (rows of W) over all k, in one of two layouts.
+//
+// kColumns (float32, int8): a vector's lanes are columns.
 //   plain types   [k][64] elements; bfloat16 as pairs, [k / 2][64][2], k filled up to a multiple of
-//                 32 with zeros, which is what tile instructions load
+//                 32 with zeros
 //   block types   one record per block of the file:
 //     d    [64] fp16
 //     m    [64] fp16                     if has_min
@@ -19,12 +21,19 @@
 //                                        8 g + 2 j, of the upper half value 8 g + 2 j + 1
 //       high bits   [64] uint32          5 bit: bit i of the halves is values 2 i and 2 i + 1
 //                   [2][64] uint32       6 bit: bits 2 i, 2 i + 1 of the halves of word h are
-//                   values
-//                                        16 h + 2 i and 16 h + 2 i + 1
+//                                        values 16 h + 2 i and 16 h + 2 i + 1
 //       or codes    [8][64][4] int8      8 bit: bytes of words 2 g and 2 g + 1 are values
 //                                        8 g + 0 4 1 5 and 8 g + 2 6 3 7, which is what every
 //                                        second nibble of a word g above is
-// Even values in lower, odd ones in upper halves: a pair is one look-up of 16-bit lanes.
+//
+// kValues (bf16): a vector's lanes are the 32 values of a sub-block of one column.
+//   bfloat16      [k / 32][64][32], k filled up to a multiple of 32 with zeros
+//   block types   records with d, m, sc and mn as above, then
+//       low nibbles [16][32] uint16      4, 5, 6 bit: nibble j of word i of row q is value i of
+//                                        column 4 q + j
+//       high bits   [4][32] uint16       5 bit: bit j of word i of row s: column 16 s + j
+//                   [8][32] uint16       6 bit: bits 2 j, 2 j + 1: column 8 s + j
+//       or codes    [64][32] int8        8 bit
 // Sources: ggml's block structs as PyPI's `gguf` reads them (gguf/quants.py).
 #pragma once
 
@@ -37,6 +46,12 @@
 namespace quire::kernels {
 
 inline constexpr int32_t kSubBlock = 32;
+
+enum class PanelLayout : uint8_t { kColumns, kValues };
+
+constexpr PanelLayout LayoutOf(ComputeType compute) {
+  return compute == ComputeType::kBF16 ? PanelLayout::kValues : PanelLayout::kColumns;
+}
 
 struct BlockFormat {
   int32_t bits = 0;        // of a code: 4, 5, 6, 8; 0 for plain types

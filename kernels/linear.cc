@@ -104,8 +104,7 @@ int64_t BlocksOf(int64_t k) { return (k + kDotBlock - 1) / kDotBlock; }
 
 constexpr size_t RoundUp64(size_t n) { return (n + 63) / 64 * 64; }
 size_t RowBytes(int64_t m, int64_t k) {
-  return static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t) +
-         2 * static_cast<size_t>(kTileBytes);
+  return static_cast<size_t>((m + kTileRows - 1) / kTileRows * BlocksOf(k) * kTileBytes);
 }
 
 // The distinct inputs of a call that are not multiplied in float32, prepared in scratch.
@@ -136,10 +135,8 @@ class PreparedInputs {
       std::byte* const rest = scratch.data() + RowBytes(m, k);
       auto* const floats = reinterpret_cast<float*>(rest);
       if (in.compute == ComputeType::kBF16) {
-        in.bf16 = {.num_rows = m,
-                   .blocks = blocks,
-                   .x = reinterpret_cast<uint16_t*>(scratch.data()),
-                   .sums = floats};
+        in.bf16 = {
+            .num_rows = m, .blocks = blocks, .x = reinterpret_cast<uint16_t*>(scratch.data())};
       } else {
         // Half of the room for rows is free for two of the three arrays.
         auto* const more = reinterpret_cast<float*>(scratch.data() + RowBytes(m, k) / 2);
@@ -170,20 +167,19 @@ class PreparedInputs {
   static constexpr size_t kMost = 4;
 
   static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
-    const auto round = QUIRE_FOR_ISA(PrepareRow);
+    const auto round = QUIRE_FOR_ISA(PrepareTile);
     const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
     const auto tile = [&](int64_t t, int32_t) {
       const int64_t n = std::min(kTileRows, m - t * kTileRows);
+      if (in.compute == ComputeType::kBF16) {
+        return round(in.x + t * kTileRows * in.ldx, in.ldx, in.k, n, in.bf16.Tile(t));
+      }
       for (int64_t r = 0; r < n; ++r) {
         const int64_t row = t * kTileRows + r;
         const float* x = in.x + row * in.ldx;
         const int64_t at = row * BlocksOf(in.k);
-        if (in.compute == ComputeType::kBF16) {
-          round(x, in.k, r, n, in.bf16.Tile(t), in.bf16.sums + at);
-        } else {
-          quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
-                   in.int8.totals + at);
-        }
+        quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
+                 in.int8.totals + at);
       }
     };
     const int64_t tiles = (m + kTileRows - 1) / kTileRows;

@@ -1,6 +1,7 @@
 // PackedWeight: from a checkpoint's rows to panels of 64 columns (block_format.h), and back for one
 // row. Load time and embedding look-ups; the products are in linear.cc.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -51,21 +52,26 @@ T Get(const std::byte* at, size_t col) {
   return value;
 }
 
-// Column `col` of sub-block `sub` of a packed record.
-void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t col,
-                 const SubBlock& s) {
+// Scales and mins of column `col` of sub-block `sub` of a packed record. Returns its codes.
+std::byte* PutScales(const BlockFormat& f, std::byte* record, int32_t sub, size_t col,
+                     const SubBlock& s) {
   Put(record, col, s.d);
   if (f.has_min) Put(record + 2 * kPanel, col, s.m);
   std::byte* p = record + f.header_bytes() + static_cast<size_t>(sub) * f.sub_block_bytes();
   for (int32_t i = 0; i < f.num_scales; ++i) Put(p + i * kPanel, col, s.scale[i]);
   if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
-  std::byte* codes = p + f.codes_offset();
+  return p + f.codes_offset();
+}
+
+void PutColumn(const BlockFormat& f, std::byte* record, int32_t sub, size_t col,
+               const SubBlock& s) {
+  std::byte* const codes = PutScales(f, record, sub, col, s);
   if (f.bits == 8) {
     for (size_t i = 0; i < kSubBlock; ++i) Put(codes + ByteOf(i, col), 0, s.codes[i]);
     return;
   }
   for (int32_t g = 0; g < 4; ++g) Put(codes + 4 * kPanel * g, col, PackNibbles(s.codes + 8 * g));
-  std::byte* high = f.bits > 4 ? p + f.high_offset() : nullptr;
+  std::byte* const high = codes + 16 * kPanel;
   if (f.bits == 5) {
     uint32_t bits = 0;
     for (uint32_t i = 0; i < kSubBlock; ++i) bits |= (s.codes[i] >> 4 & 1u) << ShiftOf(i, 1);
@@ -79,7 +85,64 @@ void PutSubBlock(const BlockFormat& f, std::byte* record, int32_t sub, size_t co
   }
 }
 
-SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub, size_t col) {
+// Bits [shift, shift + bits) of the codes of 16 / bits columns side by side in the words of a row
+// of kValues.
+void PutWords(const SubBlock* columns, uint32_t shift, uint32_t bits, std::byte* to) {
+  uint16_t words[kSubBlock] = {};
+  for (uint32_t j = 0; j < 16 / bits; ++j) {
+    const uint32_t mask = (1u << bits) - 1;
+    for (size_t i = 0; i < kSubBlock; ++i) {
+      const uint32_t part = columns[j].codes[i] >> shift & mask;
+      words[i] = static_cast<uint16_t>(words[i] | part << (bits * j));
+    }
+  }
+  std::memcpy(to, words, sizeof(words));
+}
+
+// A sub-block of all columns in kValues.
+void PutValues(const BlockFormat& f, std::byte* record, int32_t sub,
+               const std::array<SubBlock, kPanel>& columns) {
+  std::byte* codes = nullptr;
+  for (size_t col = 0; col < kPanel; ++col) {
+    codes = PutScales(f, record, sub, col, columns[col]);
+    if (f.bits == 8) std::memcpy(codes + col * kSubBlock, columns[col].codes, kSubBlock);
+  }
+  if (f.bits == 8) return;
+  constexpr size_t kRow = kSubBlock * sizeof(uint16_t);
+  for (size_t q = 0; q < 16; ++q) PutWords(&columns[4 * q], 0, 4, codes + q * kRow);
+  std::byte* const high = codes + 16 * kRow;
+  for (size_t s = 0; f.bits == 5 && s < 4; ++s) PutWords(&columns[16 * s], 4, 1, high + s * kRow);
+  for (size_t s = 0; f.bits == 6 && s < 8; ++s) PutWords(&columns[8 * s], 4, 2, high + s * kRow);
+}
+
+// Code i of column col, without what the format subtracts.
+uint32_t GetCode(const BlockFormat& f, PanelLayout layout, const std::byte* codes, size_t col,
+                 uint32_t i) {
+  const bool values = layout == PanelLayout::kValues;
+  if (f.bits == 8) return Get<uint8_t>(codes + (values ? col * kSubBlock + i : ByteOf(i, col)), 0);
+  const std::byte* const high = codes + 16 * kPanel;
+  if (values) {
+    // Bits of a column in the words of rows of 16 / bits columns.
+    const auto part = [&](const std::byte* rows, size_t bits) {
+      const size_t row = col / (16 / bits), shift = col % (16 / bits) * bits;
+      return Get<uint16_t>(rows, row * kSubBlock + i) >> shift & ((1u << bits) - 1);
+    };
+    uint32_t code = part(codes, 4);
+    if (f.bits == 5) code |= part(high, 1) << 4;
+    if (f.bits == 6) code |= part(high, 2) << 4;
+    return code;
+  }
+  uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> ShiftOf(i % 8, 4) & 15u;
+  if (f.bits == 5) code |= (Get<uint32_t>(high, col) >> ShiftOf(i, 1) & 1u) << 4;
+  if (f.bits == 6) {
+    const auto pairs = Get<uint32_t>(high + 4 * kPanel * (i / 16), col);
+    code |= (pairs >> ShiftOf(i % 16, 2) & 3u) << 4;
+  }
+  return code;
+}
+
+SubBlock GetSubBlock(const BlockFormat& f, PanelLayout layout, const std::byte* record, int32_t sub,
+                     size_t col) {
   SubBlock s;
   s.d = Get<uint16_t>(record, col);
   if (f.has_min) s.m = Get<uint16_t>(record + 2 * kPanel, col);
@@ -87,31 +150,24 @@ SubBlock GetSubBlock(const BlockFormat& f, const std::byte* record, int32_t sub,
   for (int32_t i = 0; i < f.num_scales; ++i) s.scale[i] = Get<int8_t>(p + i * kPanel, col);
   if (f.num_scales == 1) s.scale[1] = s.scale[0];
   if (f.num_scales > 0 && f.has_min) s.min = Get<uint8_t>(p + f.mins_offset(), col);
-  const std::byte* codes = p + f.codes_offset();
   for (uint32_t i = 0; i < kSubBlock; ++i) {
-    if (f.bits == 8) {
-      s.codes[i] = Get<uint8_t>(codes + ByteOf(i, col), 0);
-      continue;
-    }
-    uint32_t code = Get<uint32_t>(codes + 4 * kPanel * (i / 8), col) >> ShiftOf(i % 8, 4) & 15u;
-    if (f.bits == 5) code |= (Get<uint32_t>(p + f.high_offset(), col) >> ShiftOf(i, 1) & 1u) << 4;
-    if (f.bits == 6) {
-      const auto pairs = Get<uint32_t>(p + f.high_offset() + 4 * kPanel * (i / 16), col);
-      code |= (pairs >> ShiftOf(i % 16, 2) & 3u) << 4;
-    }
-    s.codes[i] = static_cast<uint8_t>(code);
+    s.codes[i] = static_cast<uint8_t>(GetCode(f, layout, p + f.codes_offset(), col, i));
   }
   return s;
 }
 
 // Of value k of column col, in elements from the panel's start.
-int64_t PlainIndex(DType type, int64_t k, int64_t col) {
+int64_t PlainIndex(DType type, PanelLayout layout, int64_t k, int64_t col) {
+  if (layout == PanelLayout::kValues) {
+    return (k / kSubBlock * kPanel + col) * kSubBlock + k % kSubBlock;
+  }
   return type == DType::kBF16 ? (k / 2 * kPanel + col) * 2 + k % 2 : k * kPanel + col;
 }
 
 // rows: first of num_rows <= kPanel rows of the file's matrix. panel: zeroed, so that columns past
 // the last row have scale 0 and cost nothing but their place.
-void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, std::byte* panel) {
+void PackPanel(DType type, PanelLayout layout, const std::byte* rows, int64_t num_rows, int64_t k,
+               std::byte* panel) {
   const BlockFormat f = FormatOf(type);
   const DTypeInfo info = InfoOf(type);
   const auto row_bytes = BytesFor(type, static_cast<size_t>(k));
@@ -123,21 +179,23 @@ void PackPanel(DType type, const std::byte* rows, int64_t num_rows, int64_t k, s
       for (int64_t r = 0; r < num_rows; ++r) {
         const std::byte* row = rows + static_cast<size_t>(r) * row_bytes;
         for (int64_t i = k0; i < end; ++i) {
-          std::memcpy(panel + static_cast<size_t>(PlainIndex(type, i, r)) * bytes,
+          std::memcpy(panel + static_cast<size_t>(PlainIndex(type, layout, i, r)) * bytes,
                       row + static_cast<size_t>(i) * bytes, bytes);
         }
       }
     }
     return;
   }
+  std::array<SubBlock, kPanel> columns;
   for (int64_t block = 0; block < k / info.block_size; ++block) {
     std::byte* record = panel + static_cast<size_t>(block) * f.record_bytes();
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const std::byte* source =
-          rows + static_cast<size_t>(r) * row_bytes + static_cast<size_t>(block) * bytes;
-      for (int32_t sub = 0; sub < f.sub_blocks; ++sub) {
-        PutSubBlock(f, record, sub, static_cast<size_t>(r), ReadSubBlock(type, source, sub));
+    const std::byte* source = rows + static_cast<size_t>(block) * bytes;
+    for (int32_t sub = 0; sub < f.sub_blocks; ++sub) {
+      for (size_t r = 0; r < static_cast<size_t>(num_rows); ++r) {
+        columns[r] = ReadSubBlock(type, source + r * row_bytes, sub);
+        if (layout == PanelLayout::kColumns) PutColumn(f, record, sub, r, columns[r]);
       }
+      if (layout == PanelLayout::kValues) PutValues(f, record, sub, columns);
     }
   }
 }
@@ -208,6 +266,7 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     if (out.compute_ == ComputeType::kBF16) out.dtype_ = DType::kBF16;
     if (out.compute_ == ComputeType::kI8) out.dtype_ = DType::kQ8_0;
   }
+  const PanelLayout layout = LayoutOf(out.compute_);
   const size_t panel_bytes = PanelBytes(out.dtype_, k);
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
   out.data_.reset(AllocateWeights(out.bytes_));
@@ -226,10 +285,10 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     const std::byte* rows = source + static_cast<size_t>(first) * row_bytes;
     const int64_t num_rows = std::min<int64_t>(kPanel, n - first);
     if (out.dtype_ == w.dtype) {
-      PackPanel(w.dtype, rows, num_rows, k, to);
+      PackPanel(w.dtype, layout, rows, num_rows, k, to);
     } else {
       const std::vector<std::byte> rounded = Rounded(w.dtype, rows, num_rows * k, out.dtype_);
-      PackPanel(out.dtype_, rounded.data(), num_rows, k, to);
+      PackPanel(out.dtype_, layout, rounded.data(), num_rows, k, to);
     }
   });
   return out;
@@ -238,12 +297,13 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
 void PackedWeight::Row(int64_t row, float* out) const {
   DCHECK(row >= 0 && row < n_, "row={} of {}", row, n_);
   const BlockFormat f = FormatOf(dtype_);
+  const PanelLayout layout = LayoutOf(compute_);
   const auto col = static_cast<size_t>(row % kPanel);
   const std::byte* panel = data_.get() + static_cast<size_t>(row / kPanel) * PanelBytes(dtype_, k_);
   if (!f.is_block()) {
     const auto bytes = static_cast<size_t>(InfoOf(dtype_).block_bytes);
     for (int64_t i = 0; i < k_; ++i) {
-      const int64_t at = PlainIndex(dtype_, i, static_cast<int64_t>(col));
+      const int64_t at = PlainIndex(dtype_, layout, i, static_cast<int64_t>(col));
       Dequantize(dtype_, panel + static_cast<size_t>(at) * bytes, 1, out + i);
     }
     return;
@@ -251,7 +311,8 @@ void PackedWeight::Row(int64_t row, float* out) const {
   for (int64_t i = 0; i < k_; i += kSubBlock) {
     const int64_t sub = i / kSubBlock;
     const std::byte* record = panel + static_cast<size_t>(sub / f.sub_blocks) * f.record_bytes();
-    const SubBlock s = GetSubBlock(f, record, static_cast<int32_t>(sub % f.sub_blocks), col);
+    const SubBlock s =
+        GetSubBlock(f, layout, record, static_cast<int32_t>(sub % f.sub_blocks), col);
     for (int32_t j = 0; j < kSubBlock; ++j) out[i + j] = ValueOf(dtype_, s, j);
   }
 }

@@ -37,8 +37,13 @@ struct Decoder {
   void Half(int32_t h) {
     if constexpr (kFormat.bits == 6) {
       high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * (kPanel * h + col_));
-      scale_ = V::Mul(d_, V::LoadI8(sub_ + kPanel * h + col_));
+      Scale(h);
     }
+  }
+
+  // Half's scale alone: kValues has its high bits elsewhere.
+  void Scale(int32_t h) {
+    if constexpr (kFormat.bits == 6) scale_ = V::Mul(d_, V::LoadI8(sub_ + kPanel * h + col_));
   }
 
   void Group(int32_t g) {

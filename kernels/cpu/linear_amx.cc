@@ -1,6 +1,6 @@
-// The AMX row of RunLinear in bfloat16 (linear_dot.h): codes are looked up as bfloat16 into tiles
-// in L1, multiplied sixteen rows at a time; sums of a block leave the tile, are scaled and added in
-// vector registers. One row costs what sixteen do: the look-up, or memory.
+// The AMX row of RunLinear in bfloat16 (linear_dot.h). W is a tile instruction's first operand, x
+// its second, so that sums come out as [columns][rows of x]: a tile row of W is 32 values of one
+// column, and for 4 and 5 bits all of them are one look-up in the column's 16 or 32 rounded values.
 #if defined(__x86_64__)
 #include "kernels/cpu/isa_target.h"
 
@@ -22,394 +22,334 @@ namespace {
 // clang-format off
 #include "kernels/cpu/linear_vec_avx512-inl.h"
 #include "kernels/cpu/linear-inl.h"
-#include "kernels/cpu/linear_dot-inl.h"
+#include "kernels/cpu/transpose_avx512-inl.h"
 // clang-format on
 
 constexpr int32_t kStrip = 16;  // columns of a tile
+constexpr int32_t kStrips = kPanel / kStrip;
+constexpr int64_t kTileValues = kTileRows * kDotBlock;
+constexpr int64_t kSums = kStrip * kTileRows;
 
-// Tiles 0 .. 3 are sums, 4 and 5 rows of x, 6 and 7 weights. All have sixteen rows, also where x
-// has fewer: what is read beyond them gives sums that nobody adds.
+using Tile = uint16_t[kStrip][kDotBlock];
 
 // The compiler does not see what a tile load reads.
 inline void MemoryBarrier() { asm volatile("" ::: "memory"); }
 
-// Sixteen columns of a run of blocks.
-struct Strip {
-  static constexpr int64_t kMost = 2 * kDotRun;  // Q6_K has two tiles a block
-  alignas(64) uint16_t tile[kMost][kTileRows][32];
-  alignas(64) float scale[kMost][kStrip];
-};
-
-inline void StorePair(__m512i pair, uint16_t* row) { _mm512_store_si512(row, pair); }
-
-// i: code + 16 * anything.
-template <int kCentre>
-__m512i Table16() {
-  alignas(64) uint16_t t[32];
-  for (int i = 0; i < 32; ++i) t[i] = FloatToBF16(static_cast<float>(i % 16 - kCentre));
-  return _mm512_load_si512(t);
+inline __m512i Rounded(__m512 low, __m512 high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
-template <int kFirst, int kCentre>
-__m512i Table32() {
-  alignas(64) uint16_t t[32];
-  for (int i = 0; i < 32; ++i) t[i] = FloatToBF16(static_cast<float>(kFirst + i - kCentre));
-  return _mm512_load_si512(t);
-}
-
 template <int kBits>
 __m512i ShiftRight(__m512i x) {
   if constexpr (kBits == 0) return x;
   if constexpr (kBits > 0) return _mm512_srli_epi16(x, kBits);
   if constexpr (kBits < 0) return _mm512_slli_epi16(x, -kBits);
 }
-inline __m512i SelectBits(int16_t mask, __m512i where_set, __m512i elsewhere) {
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi16(mask), where_set, elsewhere, 0xca);
+// (x & mask) | rest
+inline __m512i AndOr(__m512i x, int16_t mask, __m512i rest) {
+  return _mm512_ternarylogic_epi32(x, _mm512_set1_epi16(mask), rest, 0xea);
 }
+inline __m512i And(__m512i x, int16_t mask) { return _mm512_and_si512(x, _mm512_set1_epi16(mask)); }
 
-struct Tables {
-  __m512i low, high;  // high: Q6_K
-};
+// Scale and min of each column of a strip, in memory: from there a broadcast is part of the fma.
 template <DType kType>
-Tables TablesOf() {
+struct StripScales {
+  static constexpr BlockFormat kFormat = FormatOf(kType);
+  static constexpr int kParts = kType == DType::kQ6_K ? 2 : 1;
+  alignas(64) float scale[kParts][kStrip];
+  alignas(64) float min[kStrip];
+
+  explicit StripScales(Decoder<kType>& d) {
+    for (int part = 0; part < kParts; ++part) {
+      d.Scale(part);
+      V::Store(scale[part], d.scale_);
+    }
+    if constexpr (kFormat.has_min) V::Store(min, d.min_);
+    MemoryBarrier();
+  }
+  // Values of codes, which are whole numbers.
+  __m512 Values(__m512 codes, int c, int part = 0) const {
+    const __m512 s = _mm512_set1_ps(scale[part][c]);
+    if constexpr (kFormat.has_min) return _mm512_fmadd_ps(codes, s, _mm512_set1_ps(min[c]));
+    return _mm512_mul_ps(codes, s);
+  }
+};
+
+template <int kFirst>
+__m512 CountFrom() {
+  constexpr float k = kFirst;
+  return _mm512_setr_ps(k, k + 1, k + 2, k + 3, k + 4, k + 5, k + 6, k + 7, k + 8, k + 9, k + 10,
+                        k + 11, k + 12, k + 13, k + 14, k + 15);
+}
+
+// Columns 4 q .. 4 q + 3 of a strip. nibbles: their row of codes; high: the strip's or octet's
+// bits.
+template <DType kType, int q>
+void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile& out);
+
+// Two columns share a register of sixteen values each, and bit 4 of an index says which.
+template <DType kType, int c, int kShift>
+void LookUpTwo(const StripScales<kType>& s, __m512i nibbles, Tile& out) {
+  const __m512 codes = CountFrom<-FormatOf(kType).offset>();
+  const __m512i table = Rounded(s.Values(codes, c), s.Values(codes, c + 1));
+  const __m512i first = And(ShiftRight<kShift>(nibbles), 15);
+  const __m512i second = AndOr(ShiftRight<kShift + 4>(nibbles), 15, _mm512_set1_epi16(16));
+  _mm512_store_si512(out[c], _mm512_permutexvar_epi16(first, table));
+  _mm512_store_si512(out[c + 1], _mm512_permutexvar_epi16(second, table));
+}
+
+template <DType kType, int c, int kShift>
+void LookUpFive(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile& out) {
+  constexpr int kOffset = FormatOf(kType).offset;
+  const __m512i table =
+      Rounded(s.Values(CountFrom<-kOffset>(), c), s.Values(CountFrom<16 - kOffset>(), c));
+  const __m512i bit = And(ShiftRight<c - 4>(high), 16);
+  const __m512i index = AndOr(ShiftRight<kShift>(nibbles), 15, bit);
+  _mm512_store_si512(out[c], _mm512_permutexvar_epi16(index, table));
+}
+
+inline __m512 ToFloats(__m256i words) { return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(words)); }
+
+template <DType kType, int c, int kShift>
+void ConvertSix(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile& out) {
+  const __m512i pair = And(ShiftRight<c % 8 * 2 - 4>(high), 0x30);
+  const __m512i code = _mm512_sub_epi16(AndOr(ShiftRight<kShift>(nibbles), 15, pair),
+                                        _mm512_set1_epi16(FormatOf(kType).offset));
+  const __m512 low = ToFloats(_mm512_castsi512_si256(code));
+  const __m512 upper = ToFloats(_mm512_extracti64x4_epi64(code, 1));
+  _mm512_store_si512(out[c], Rounded(s.Values(low, c, 0), s.Values(upper, c, 1)));
+}
+
+template <DType kType, int q>
+void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile& out) {
+  constexpr int kBits = FormatOf(kType).bits;
+  constexpr int c = 4 * q;
+  if constexpr (kBits == 4) {
+    LookUpTwo<kType, c, 0>(s, nibbles, out);
+    LookUpTwo<kType, c + 2, 8>(s, nibbles, out);
+  }
+  if constexpr (kBits == 5) {
+    LookUpFive<kType, c, 0>(s, nibbles, high, out);
+    LookUpFive<kType, c + 1, 4>(s, nibbles, high, out);
+    LookUpFive<kType, c + 2, 8>(s, nibbles, high, out);
+    LookUpFive<kType, c + 3, 12>(s, nibbles, high, out);
+  }
+  if constexpr (kBits == 6) {
+    ConvertSix<kType, c, 0>(s, nibbles, high, out);
+    ConvertSix<kType, c + 1, 4>(s, nibbles, high, out);
+    ConvertSix<kType, c + 2, 8>(s, nibbles, high, out);
+    ConvertSix<kType, c + 3, 12>(s, nibbles, high, out);
+  }
+}
+
+// The sixteen columns of strip `strip` of a block of 32 k.
+template <DType kType>
+void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
   constexpr BlockFormat kFormat = FormatOf(kType);
-  constexpr int kCentre = CentreOf(kType);
-  Tables t{};
-  if constexpr (kFormat.bits == 4) t.low = Table16<kCentre>();
-  if constexpr (kFormat.bits == 5) t.low = Table32<0, kCentre>();
-  if constexpr (kFormat.bits == 6) {
-    t.low = Table32<0, kCentre>();
-    t.high = Table32<32, kCentre>();
-  }
-  return t;
-}
-
-// Pair p (0..3) of group g: values 8 g + 2 p, 8 g + 2 p + 1. low: the group's nibbles.
-template <DType kType, int g, int p>
-__m512i Lookup(const Tables& t, __m512i low, __m512i high) {
-  constexpr BlockFormat kFormat = FormatOf(kType);
-  const __m512i nibble = ShiftRight<4 * p>(low);
-  if constexpr (kFormat.bits == 4) return _mm512_permutexvar_epi16(nibble, t.low);
-  if constexpr (kFormat.bits == 5) {
-    const __m512i bit = ShiftRight<4 * g + p - 4>(high);
-    return _mm512_permutexvar_epi16(SelectBits(0x10, bit, nibble), t.low);
-  }
-  if constexpr (kFormat.bits == 6) {
-    const __m512i bits = ShiftRight<2 * (4 * (g % 2) + p) - 4>(high);
-    return _mm512_permutex2var_epi16(t.low, SelectBits(0x30, bits, nibble), t.high);
-  }
-}
-
-// Bytes b and b + 2 of each word as bfloat16: small integers have zeros in their lower half.
-template <int b>
-__m512i BytesToBF16(__m512i word) {
-  const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * b), 24);
-  const __m512i odd = _mm512_srai_epi32(b == 0 ? _mm512_slli_epi32(word, 8) : word, 24);
-  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
-  return _mm512_or_si512(low, _mm512_castps_si512(_mm512_cvtepi32_ps(odd)));
-}
-
-template <DType kType, int g>
-void ExpandGroup(const Tables& t, const std::byte* codes, int32_t col, __m512i high,
-                 uint16_t (*rows)[32]) {
-  if constexpr (FormatOf(kType).bits == 8) {
-    for (int q = 0; q < 2; ++q) {
-      const __m512i word = V::LoadU32(codes + 4 * (kPanel * (2 * g + q) + col));
-      StorePair(BytesToBF16<0>(word), rows[q]);
-      StorePair(BytesToBF16<1>(word), rows[q + 2]);
+  PrefetchAhead<kType, kStrips>(panel, block, strip);
+  Decoder<kType> d;
+  d.Begin(panel, block, strip * kStrip);
+  const StripScales<kType> s(d);
+  const std::byte* codes = d.sub_ + kFormat.codes_offset();
+  if constexpr (kFormat.bits == 8) {
+    const std::byte* bytes = codes + strip * kStrip * kDotBlock;
+    for (int c = 0; c < kStrip; ++c, bytes += kDotBlock) {
+      const __m256i word = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
+      const __m512i low = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(word));
+      const __m512i upper = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(word, 1));
+      _mm512_store_si512(out[c], Rounded(s.Values(_mm512_cvtepi32_ps(low), c),
+                                         s.Values(_mm512_cvtepi32_ps(upper), c)));
     }
   } else {
-    const __m512i low = V::LoadU32(codes + 4 * (kPanel * g + col));
-    StorePair(Lookup<kType, g, 0>(t, low, high), rows[0]);
-    StorePair(Lookup<kType, g, 1>(t, low, high), rows[1]);
-    StorePair(Lookup<kType, g, 2>(t, low, high), rows[2]);
-    StorePair(Lookup<kType, g, 3>(t, low, high), rows[3]);
+    const std::byte* rows = codes + 64 * 4 * strip;
+    const std::byte* more = d.sub_ + kFormat.codes_offset() + 64 * 16;
+    __m512i high[2] = {};
+    if constexpr (kFormat.bits == 5) high[0] = high[1] = V::LoadU32(more + 64 * strip);
+    if constexpr (kFormat.bits == 6) {
+      high[0] = V::LoadU32(more + 64 * 2 * strip);
+      high[1] = V::LoadU32(more + 64 * (2 * strip + 1));
+    }
+    ExpandFour<kType, 0>(s, V::LoadU32(rows), high[0], out);
+    ExpandFour<kType, 1>(s, V::LoadU32(rows + 64), high[0], out);
+    ExpandFour<kType, 2>(s, V::LoadU32(rows + 128), high[1], out);
+    ExpandFour<kType, 3>(s, V::LoadU32(rows + 192), high[1], out);
   }
 }
 
-// Columns col .. col + 15 of blocks b0 .. b0 + num_blocks - 1 into the strip's blocks from `to` on.
-template <DType kType>
-void Expand(const std::byte* panel, int64_t b0, int64_t num_blocks, int32_t col, const Tables& t,
-            int64_t to, Strip& strip) {
-  constexpr BlockFormat kFormat = FormatOf(kType);
-  for (int64_t i = 0; i < num_blocks; ++i) {
-    const int64_t b = to + i;
-    PrefetchAhead<kType, kPanel / kStrip>(panel, b0 + i, col / kStrip);
-    Decoder<kType> d;
-    d.Begin(panel, b0 + i, col);
-    const std::byte* codes = d.sub_ + kFormat.codes_offset();
-    uint16_t(*rows)[32] = strip.tile[b * PartsOf(kType)];
-    __m512i high{};
-    if constexpr (kFormat.bits == 5) high = d.high_;
-    if constexpr (kType == DType::kQ6_K) {
-      const __m512i zero = _mm512_setzero_si512();
-      d.Half(0);
-      V::Store(strip.scale[2 * b], d.scale_);
-      ExpandGroup<kType, 0>(t, codes, col, d.high_, rows);
-      ExpandGroup<kType, 1>(t, codes, col, d.high_, rows + 4);
-      for (int r = 8; r < 16; ++r) StorePair(zero, rows[r]);
-      rows = strip.tile[2 * b + 1];
-      for (int r = 0; r < 8; ++r) StorePair(zero, rows[r]);
-      d.Half(1);
-      V::Store(strip.scale[2 * b + 1], d.scale_);
-      ExpandGroup<kType, 2>(t, codes, col, d.high_, rows + 8);
-      ExpandGroup<kType, 3>(t, codes, col, d.high_, rows + 12);
-    } else {
-      V::Store(strip.scale[b], d.scale_);
-      ExpandGroup<kType, 0>(t, codes, col, high, rows);
-      ExpandGroup<kType, 1>(t, codes, col, high, rows + 4);
-      ExpandGroup<kType, 2>(t, codes, col, high, rows + 8);
-      ExpandGroup<kType, 3>(t, codes, col, high, rows + 12);
+// c[r][col .. col + 15] of the tile's rows.
+void PutSums(const float* sums, int64_t rows, float* c) {
+  if (rows <= 4) {
+    const __m512i column =
+        _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
+    for (int64_t r = 0; r < rows; ++r) {
+      _mm512_store_ps(c + r * kPanel, _mm512_i32gather_ps(column, sums + r, 4));
     }
+    return;
   }
+  alignas(64) float out[kTileRows][kStrip];
+  Transpose16(sums, 16, out[0], kStrip);
+  for (int64_t r = 0; r < rows; ++r) _mm512_store_ps(c + r * kPanel, _mm512_load_ps(out[r]));
+}
+
+// c = a b, or added to it: tile numbers are part of an instruction.
+#define QUIRE_TILE_DOT(c, a, b, weights) \
+  _tile_loadd(a, weights, 64);           \
+  _tile_dpbf16ps(c, a, b)
+
+// One tile of rows: a strip is expanded while the same strip of two blocks before is multiplied,
+// whose stores have arrived by then.
+template <DType kType>
+void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
+  constexpr bool kPlain = kType == DType::kBF16;
+  constexpr int64_t kBehind = kPlain ? 0 : 2;
+  alignas(64) Tile ring[kPlain ? 1 : 4][kStrips];
+  alignas(64) float sums[kStrips][kSums];
+  const uint16_t* rows = x.Tile(tile);
+  const auto* plain = reinterpret_cast<const Tile*>(panel);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   MemoryBarrier();
-}
-
-// One tile product; x and w are tiles, sums go to `out`. Tile numbers are part of an instruction.
-#define QUIRE_TILE_DOT(c, a, b, x, w, out) \
-  _tile_zero(c);                           \
-  _tile_loadd(a, x, 64);                   \
-  _tile_loadd(b, w, 64);                   \
-  _tile_dpbf16ps(c, a, b);                 \
-  _tile_stored(c, out, 64)
-
-template <int kRows>
-void AddScaled(const float* sums, const float* scale, __m512* y) {
-  const __m512 s = _mm512_load_ps(scale);
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    y[r] = _mm512_fmadd_ps(_mm512_load_ps(sums + r * kStrip), s, y[r]);
+  for (int64_t b = 0; b < x.blocks + kBehind; ++b) {
+    const int64_t done = b - kBehind;
+    const bool multiply = done >= 0;
+    const Tile* w = kPlain ? plain + done * kStrips : ring[done & 3];
+    if (multiply) _tile_loadd(7, rows + done * kTileValues, 64);
+#define QUIRE_STRIP(strip, a)                                             \
+  if constexpr (!kPlain) {                                                \
+    if (b < x.blocks) Expand<kType>(panel, b, strip, ring[b & 3][strip]); \
+    MemoryBarrier();                                                      \
+  }                                                                       \
+  if (multiply) {                                                         \
+    QUIRE_TILE_DOT(strip, a, 7, w[strip]);                                \
   }
-}
-
-// Sums of up to four tiles of a strip, tile j's to out[j]. x: the tile of rows at the first block.
-// A tile product takes 52 cycles from its operands to its sums, and a store as many again until it
-// can be read: whoever calls this has other work before it looks at `out`.
-template <int kParts>
-void MultiplyFour(const uint16_t (*w)[kTileRows][32], int64_t num_tiles, const uint16_t* x,
-                  int64_t size, float (*out)[kTileRows * kStrip]) {
-  QUIRE_TILE_DOT(0, 4, 6, x, w[0], out[0]);
-  if (num_tiles == 1) return;
-  QUIRE_TILE_DOT(1, 5, 7, x + 1 / kParts * size, w[1], out[1]);
-  if (num_tiles == 2) return;
-  QUIRE_TILE_DOT(2, 4, 6, x + 2 / kParts * size, w[2], out[2]);
-  if (num_tiles == 3) return;
-  QUIRE_TILE_DOT(3, 5, 7, x + 3 / kParts * size, w[3], out[3]);
-}
-
-inline int64_t UpToFour(int64_t n) { return n < 4 ? n : 4; }
-
-// c[kRows][16] continues over num_tiles tiles of a strip. x: the rows' first block of them.
-template <int kRows, int kParts>
-void MultiplyStrip(const Strip& strip, int64_t num_tiles, const uint16_t* x, float* c) {
-  constexpr int64_t kSize = kRows * kDotBlock;
-  alignas(64) float sums[2][4][kTileRows * kStrip];
-  __m512 y[kRows];
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) y[r] = _mm512_load_ps(c + r * kPanel);
-  for (int64_t i = 0; i < num_tiles + 4; i += 4) {
-    if (i < num_tiles) {
-      MultiplyFour<kParts>(strip.tile + i, UpToFour(num_tiles - i), x + i / kParts * kSize, kSize,
-                           sums[i / 4 % 2]);
-    }
-    if (i == 0) continue;
-    const float(*const done)[kTileRows * kStrip] = sums[(i / 4 + 1) % 2];
-    const int64_t n = UpToFour(num_tiles - i + 4);
-    for (int64_t j = 0; j < n; ++j) AddScaled<kRows>(done[j], strip.scale[i - 4 + j], y);
+    QUIRE_STRIP(0, 4)
+    QUIRE_STRIP(1, 5)
+    QUIRE_STRIP(2, 6)
+    QUIRE_STRIP(3, 4)
+#undef QUIRE_STRIP
   }
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) _mm512_store_ps(c + r * kPanel, y[r]);
-}
-
-template <int kParts>
-void MultiplyTail(int64_t rows, const Strip& strip, int64_t num_tiles, const uint16_t* x,
-                  float* c) {
-  switch (rows) {
-#define QUIRE_ROWS(n) \
-  case n:             \
-    return MultiplyStrip<n, kParts>(strip, num_tiles, x, c)
-    QUIRE_ROWS(1);
-    QUIRE_ROWS(2);
-    QUIRE_ROWS(3);
-    QUIRE_ROWS(4);
-    QUIRE_ROWS(5);
-    QUIRE_ROWS(6);
-    QUIRE_ROWS(7);
-    QUIRE_ROWS(8);
-    QUIRE_ROWS(9);
-    QUIRE_ROWS(10);
-    QUIRE_ROWS(11);
-    QUIRE_ROWS(12);
-    QUIRE_ROWS(13);
-    QUIRE_ROWS(14);
-    QUIRE_ROWS(15);
-#undef QUIRE_ROWS
-    default:
-      return MultiplyStrip<16, kParts>(strip, num_tiles, x, c);
-  }
-}
-
-// c[rows][16] += the sums of up to four tiles, scaled, in their order.
-void AddFour(const float (*sums)[kTileRows * kStrip], const float (*scale)[kStrip], int64_t num,
-             int64_t rows, float* c) {
-  for (int64_t r = 0; r < rows; ++r) {
-    __m512 y = _mm512_load_ps(c + r * kPanel);
-    for (int64_t j = 0; j < num; ++j) {
-      y = _mm512_fmadd_ps(_mm512_load_ps(sums[j] + r * kStrip), _mm512_load_ps(scale[j]), y);
-    }
-    _mm512_store_ps(c + r * kPanel, y);
-  }
-}
-
-// A strip for one tile of rows, as a pipeline of four tiles: codes are looked up, those of the turn
-// before are multiplied, the sums before those are added. Tile loads don't see stores that are
-// still under way, so each stage's stores have a turn to arrive. x: the tile's block b0.
-template <DType kType>
-void LookUpAndMultiply(const std::byte* panel, int64_t b0, int64_t num_blocks, int32_t col,
-                       const Tables& tables, const uint16_t* x, int64_t rows, Strip& strip,
-                       float* c) {
-  constexpr int64_t kParts = PartsOf(kType);
-  constexpr int64_t kBlocks = 4 / kParts;  // in four tiles
-  const int64_t size = rows * kDotBlock;
-  const int64_t num_tiles = num_blocks * kParts;
-  alignas(64) float sums[2][4][kTileRows * kStrip];
-  for (int64_t i = 0; i < num_tiles + 8; i += 4) {
-    if (i < num_tiles) {
-      const int64_t b = i / kParts;
-      const int64_t n = num_blocks - b < kBlocks ? num_blocks - b : kBlocks;
-      Expand<kType>(panel, b0 + b, n, col, tables, b, strip);
-    }
-    if (i >= 4 && i < num_tiles + 4) {
-      const int64_t j = i - 4;
-      MultiplyFour<kParts>(strip.tile + j, UpToFour(num_tiles - j), x + j / kParts * size, size,
-                           sums[j / 4 % 2]);
-    }
-    if (i >= 8) {
-      const int64_t j = i - 8;
-      AddFour(sums[j / 4 % 2], strip.scale + j, UpToFour(num_tiles - j), rows, c);
-    }
-  }
-}
-
-template <DType kType>
-void Blocks(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-            float* c) {
-  // Up to three rows the look-up into tiles costs more than it saves.
-  if (num_tiles == 1 && DotFewOf<kType>(panel, x, first_tile, 3, c)) return;
-  constexpr int kParts = PartsOf(kType);
-  alignas(64) float means[kDotRun * kPanel];
-  Strip strip;
-  const Tables tables = TablesOf<kType>();
-  const int64_t first_row = first_tile * kTileRows;
-  const int64_t rows = (num_tiles - 1) * kTileRows + x.RowsOfTile(first_tile + num_tiles - 1);
-  for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
-    const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
-    if constexpr (HasMean(kType)) {
-      FillMeans<kType>(panel, b0, num_blocks, means);
-      for (int64_t r = 0; r < rows; r += V::kTileRows) {
-        TileAnyRows(rows - r, means, num_blocks, x.sums + (first_row + r) * x.blocks + b0, x.blocks,
-                    b0 == 0, c + r * kPanel);
-      }
-    } else if (b0 == 0) {
-      for (int64_t i = 0; i < rows * kPanel; i += 16) V::Store(c + i, V::Zero());
-    }
-    for (int32_t col = 0; col < kPanel; col += kStrip) {
-      if (num_tiles == 1) {
-        LookUpAndMultiply<kType>(panel, b0, num_blocks, col, tables,
-                                 x.Tile(first_tile) + b0 * rows * kDotBlock, rows, strip, c + col);
-        continue;
-      }
-      Expand<kType>(panel, b0, num_blocks, col, tables, 0, strip);
-      for (int64_t t = 0; t < num_tiles; ++t) {
-        const int64_t n = x.RowsOfTile(first_tile + t);
-        MultiplyTail<kParts>(n, strip, num_blocks * kParts,
-                             x.Tile(first_tile + t) + b0 * n * kDotBlock,
-                             c + t * kTileRows * kPanel + col);
-      }
-    }
-  }
-}
-
-// Plain bfloat16 panels are tiles already, 256 bytes from row to row. Sums stay in the tile.
-void Plain(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-           float* c) {
-  constexpr int64_t kRowBytes = kPanel * 4;
-  constexpr int64_t kBlockBytes = 16 * kRowBytes;
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  _tile_stored(2, sums[2], 64);
+  _tile_stored(3, sums[3], 64);
   MemoryBarrier();
-  int64_t t = 0;
-  for (; t < num_tiles; ++t) {
-    const int64_t n = x.RowsOfTile(first_tile + t);
-    const uint16_t* tile = x.Tile(first_tile + t);
-    float* out = c + t * kTileRows * kPanel;
-    if (t + 1 < num_tiles && x.RowsOfTile(first_tile + t + 1) == kTileRows) {
-      const uint16_t* below = x.Tile(first_tile + t + 1);
-      for (int32_t col = 0; col < kPanel; col += 2 * kStrip) {
-        const std::byte* w = panel + 4 * col;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
-          _tile_loadd(4, tile + b * kTileRows * kDotBlock, 64);
-          _tile_loadd(6, w, kRowBytes);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_loadd(7, w + 4 * kStrip, kRowBytes);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_loadd(5, below + b * kTileRows * kDotBlock, 64);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, out + col, kPanel * 4);
-        _tile_stored(1, out + col + kStrip, kPanel * 4);
-        _tile_stored(2, out + kTileRows * kPanel + col, kPanel * 4);
-        _tile_stored(3, out + kTileRows * kPanel + col + kStrip, kPanel * 4);
-      }
-      ++t;
-      continue;
-    }
+  for (int32_t s = 0; s < kStrips; ++s) PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip);
+}
+
+// Blocks that are expanded at a time: two strips of them and two tiles of x stay in L1.
+constexpr int64_t kRunBlocks = 12;
+
+// sums[2][..] of two strips and one or two tiles of rows, over num_blocks blocks.
+template <int kTiles>
+void MultiplyRun(const Tile* w0, const Tile* w1, int64_t w_step, int64_t num_blocks,
+                 const uint16_t* x0, const uint16_t* x1, bool first, float* c0, float* c1) {
+  if (first) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    const std::byte* w = panel;
-    for (int64_t b = 0; b < x.blocks; ++b, w += kBlockBytes) {
-      _tile_loadd(4, tile + b * n * kDotBlock, 64);
-      _tile_loadd(6, w, kRowBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, w + 4 * kStrip, kRowBytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(6, w + 8 * kStrip, kRowBytes);
-      _tile_dpbf16ps(2, 4, 6);
-      _tile_loadd(7, w + 12 * kStrip, kRowBytes);
-      _tile_dpbf16ps(3, 4, 7);
+  } else {
+    _tile_loadd(0, c0, 64);
+    _tile_loadd(1, c1, 64);
+    if constexpr (kTiles == 2) {
+      _tile_loadd(2, c0 + kSums, 64);
+      _tile_loadd(3, c1 + kSums, 64);
     }
-    _tile_stored(0, out, kPanel * 4);
-    _tile_stored(1, out + kStrip, kPanel * 4);
-    _tile_stored(2, out + 2 * kStrip, kPanel * 4);
-    _tile_stored(3, out + 3 * kStrip, kPanel * 4);
   }
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    _tile_loadd(4, x0 + b * kTileValues, 64);
+    _tile_loadd(6, w0[b * w_step], 64);
+    _tile_dpbf16ps(0, 6, 4);
+    _tile_loadd(7, w1[b * w_step], 64);
+    _tile_dpbf16ps(1, 7, 4);
+    if constexpr (kTiles == 2) {
+      _tile_loadd(5, x1 + b * kTileValues, 64);
+      _tile_dpbf16ps(2, 6, 5);
+      _tile_dpbf16ps(3, 7, 5);
+    }
+  }
+  _tile_stored(0, c0, 64);
+  _tile_stored(1, c1, 64);
+  if constexpr (kTiles == 2) {
+    _tile_stored(2, c0 + kSums, 64);
+    _tile_stored(3, c1 + kSums, 64);
+  }
+}
+
+template <DType kType>
+void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+               float* c) {
+  constexpr bool kPlain = kType == DType::kBF16;
+  alignas(64) Tile room[kPlain ? 1 : 2][kRunBlocks];
+  alignas(64) float sums[2][kMaxRows / kTileRows][kSums];
+  const int64_t num_runs = (x.blocks + kRunBlocks - 1) / kRunBlocks;
+  for (int32_t strip = 0; strip < kStrips; strip += 2) {
+    for (int64_t run = 0; run < num_runs; ++run) {
+      const int64_t b0 = x.blocks * run / num_runs;
+      const int64_t num_blocks = x.blocks * (run + 1) / num_runs - b0;
+      const Tile* w0 = room[0];
+      const Tile* w1 = room[kPlain ? 0 : 1];
+      if constexpr (kPlain) {
+        w0 = reinterpret_cast<const Tile*>(panel) + b0 * kStrips + strip;
+        w1 = w0 + 1;
+      } else {
+        for (int64_t b = 0; b < num_blocks; ++b) {
+          Expand<kType>(panel, b0 + b, strip, room[0][b]);
+          Expand<kType>(panel, b0 + b, strip + 1, room[1][b]);
+        }
+      }
+      MemoryBarrier();
+      constexpr int64_t kStep = kPlain ? kStrips : 1;
+      int64_t t = 0;
+      for (; t + 2 <= num_tiles; t += 2) {
+        MultiplyRun<2>(w0, w1, kStep, num_blocks, x.Tile(first_tile + t) + b0 * kTileValues,
+                       x.Tile(first_tile + t + 1) + b0 * kTileValues, run == 0, sums[0][t],
+                       sums[1][t]);
+      }
+      if (t < num_tiles) {
+        MultiplyRun<1>(w0, w1, kStep, num_blocks, x.Tile(first_tile + t) + b0 * kTileValues,
+                       nullptr, run == 0, sums[0][t], sums[1][t]);
+      }
+      MemoryBarrier();
+    }
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      float* out = c + t * kTileRows * kPanel + strip * kStrip;
+      const int64_t rows = x.RowsOfTile(first_tile + t);
+      PutSums(sums[0][t], rows, out);
+      PutSums(sums[1][t], rows, out + kStrip);
+    }
+  }
+}
+
+template <DType kType>
+void Panel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+           float* c) {
+  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c);
+  ManyTiles<kType>(panel, x, first_tile, num_tiles, c);
 }
 
 void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
                  int64_t num_tiles, float* c) {
   switch (type) {
     case DType::kBF16:
-      return Plain(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_0:
-      return Blocks<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_1:
-      return Blocks<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_0:
-      return Blocks<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_1:
-      return Blocks<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ8_0:
-      return Blocks<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_K:
-      return Blocks<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_K:
-      return Blocks<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ6_K:
-      return Blocks<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
     default:
       break;
   }

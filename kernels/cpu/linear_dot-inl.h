@@ -1,281 +1,125 @@
 // kernels/cpu/linear_dot-inl.h -- the loops of linear_dot.h by fma, over a vector type V, after
-// linear-inl.h: what CPUs without tile instructions run. No include guard and no includes.
+// linear-inl.h: what CPUs without tile instructions run. A vector's lanes are rows of x, which
+// costs one row what sixteen cost; `auto` chooses int8 on such CPUs. No include guard and no
+// includes.
 
-// Values of the 32 k of one block and kLanes columns, less the centre; scales and means of them.
-struct DotBlock {
-  static constexpr int32_t kParts = 2;  // only Q6_K has two
-  alignas(64) float codes[kDotBlock][V::kLanes];
-  typename V::F scale[kParts];
+// Values of sixteen columns of a block, rounded to bfloat16.
+struct DotColumns {
+  static constexpr int32_t kColumns = 16;
+  alignas(64) float w[kColumns][kDotBlock];
 };
 
-constexpr int32_t CentreOf(DType type) {
-  const BlockFormat f = FormatOf(type);
-  if (f.has_min) return f.bits == 5 ? 16 : 8;
-  return f.offset;
-}
-constexpr int32_t PartsOf(DType type) { return type == DType::kQ6_K ? 2 : 1; }
-constexpr bool HasMean(DType type) { return FormatOf(type).has_min; }
+inline float RoundToBF16(float x) { return BF16ToFloat(FloatToBF16(x)); }
 
-// means: [num_blocks][kPanel] of the blocks from first on.
+// Word i of row `row` of packed bits.
+inline int32_t WordAt(const std::byte* rows, int32_t row, int32_t i) {
+  uint16_t bits;
+  __builtin_memcpy(&bits, rows + 2 * (row * kSubBlock + i), sizeof(bits));
+  return bits;
+}
+
+// Code i of column col less the format's offset. codes: the first byte of the sub-block's codes.
 template <DType kType>
-void FillMeans(const std::byte* panel, int64_t first, int64_t num_blocks, float* means) {
-  if constexpr (HasMean(kType)) {
-    const typename V::F centre = V::Set1(static_cast<float>(CentreOf(kType)));
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      for (int32_t col = 0; col < kPanel; col += V::kLanes) {
-        Decoder<kType> column;
-        column.Begin(panel, first + b, col);
-        V::Store(means + b * kPanel + col, V::Fma(column.scale_, centre, column.min_));
-      }
-    }
-  }
-}
-
-// The code of Decoder::Value alone, less the centre.
-template <DType kType, int j>
-typename V::F Code(const Decoder<kType>& d) {
+int32_t CodeOf(const std::byte* codes, int32_t col, int32_t i) {
   constexpr BlockFormat kFormat = FormatOf(kType);
-  constexpr int kHalf = j % 2 * 16;
   if constexpr (kFormat.bits == 8) {
-    return V::template ByteI8<j % 2 * 2 + j / 4>(j / 2 % 2 == 0 ? d.low_ : d.next_low_);
+    return static_cast<int8_t>(codes[col * kSubBlock + i]);
   } else {
-    typename V::F q =
-        V::template Nibble<CentreOf(kType)>(V::template Shr<kHalf + j / 2 * 4>(d.low_));
-    if constexpr (kFormat.bits == 5) {
-      q = V::Add(q, V::HighBit(V::template Shr<kHalf + j / 2>(d.high_)));
-    }
+    int32_t code = WordAt(codes, col / 4, i) >> col % 4 * 4 & 15;
+    if constexpr (kFormat.bits == 5) code |= (WordAt(codes, 16 + col / 16, i) >> col % 16 & 1) << 4;
     if constexpr (kFormat.bits == 6) {
-      q = V::Add(q, V::HighPair(V::template Shr<kHalf + j / 2 * 2>(d.high_)));
+      code |= (WordAt(codes, 16 + col / 8, i) >> col % 8 * 2 & 3) << 4;
     }
-    return q;
+    return code - kFormat.offset;
   }
 }
 
 template <DType kType>
-void FillBlock(const std::byte* panel, int64_t block, int32_t col, DotBlock& out) {
-  Decoder<kType> d;
-  d.Begin(panel, block, col);
-  for (int32_t g = 0; g < 4; ++g) {
-    if (g % 2 == 0) {
-      d.Half(g / 2);
-      if constexpr (kType == DType::kQ6_K) out.scale[g / 2] = d.scale_;
-    }
-    d.Group(g);
-    float(*group)[V::kLanes] = out.codes + 8 * g;
-    if constexpr (FormatOf(kType).is_block()) {
-      V::Store(group[0], Code<kType, 0>(d));
-      V::Store(group[1], Code<kType, 1>(d));
-      V::Store(group[2], Code<kType, 2>(d));
-      V::Store(group[3], Code<kType, 3>(d));
-      V::Store(group[4], Code<kType, 4>(d));
-      V::Store(group[5], Code<kType, 5>(d));
-      V::Store(group[6], Code<kType, 6>(d));
-      V::Store(group[7], Code<kType, 7>(d));
-    } else {
-      for (int32_t j = 0; j < 8; ++j) V::Store(group[j], d.At(block * kDotBlock + 8 * g + j));
-    }
-  }
-  if constexpr (FormatOf(kType).is_block() && kType != DType::kQ6_K) out.scale[0] = d.scale_;
-}
-
-// c[r][col ..] of kRows rows continues over one block. x: [kRows][32] bfloat16.
-template <DType kType, int kRows>
-void DotBlockRows(const DotBlock& w, const uint16_t* x, float* c) {
-  constexpr int kParts = PartsOf(kType);
-  typename V::F y[kRows];
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) y[r] = V::Load(c + r * kPanel);
-  for (int part = 0; part < kParts; ++part) {
-    typename V::F even[kRows], odd[kRows];
-    QUIRE_UNROLL
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = V::Zero();
-    for (int64_t i = part * (kDotBlock / kParts); i < (part + 1) * (kDotBlock / kParts); i += 2) {
-      const typename V::F w0 = V::Load(w.codes[i]);
-      const typename V::F w1 = V::Load(w.codes[i + 1]);
-      QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        even[r] = V::Fma(V::Set1(BF16ToFloat(x[r * kDotBlock + i])), w0, even[r]);
-        odd[r] = V::Fma(V::Set1(BF16ToFloat(x[r * kDotBlock + i + 1])), w1, odd[r]);
+void FillColumns(const std::byte* panel, int64_t block, int32_t col, DotColumns& out) {
+  constexpr int32_t kColumns = DotColumns::kColumns;
+  if constexpr (FormatOf(kType).is_block()) {
+    constexpr int kParts = kType == DType::kQ6_K ? 2 : 1;
+    alignas(64) float scale[kParts][kColumns], min[kColumns] = {};
+    const std::byte* codes = nullptr;
+    for (int32_t c = 0; c < kColumns; c += V::kLanes) {
+      Decoder<kType> d;
+      d.Begin(panel, block, col + c);
+      codes = d.sub_ + FormatOf(kType).codes_offset();
+      if constexpr (FormatOf(kType).has_min) V::Store(min + c, d.min_);
+      for (int part = 0; part < kParts; ++part) {
+        d.Scale(part);
+        V::Store(scale[part] + c, d.scale_);
       }
     }
-    QUIRE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::F dot = V::Add(even[r], odd[r]);
-      if constexpr (FormatOf(kType).is_block()) {
-        y[r] = V::Fma(dot, w.scale[part], y[r]);
-      } else {
-        y[r] = V::Add(y[r], dot);
+    for (int32_t c = 0; c < kColumns; ++c) {
+      for (int32_t i = 0; i < kDotBlock; ++i) {
+        // The product is exact: one rounding, as an fma's.
+        const float q = static_cast<float>(CodeOf<kType>(codes, col + c, i));
+        float value = scale[i * kParts / kDotBlock][c] * q;
+        if constexpr (FormatOf(kType).has_min) value += min[c];
+        out.w[c][i] = RoundToBF16(value);
       }
     }
-  }
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) V::Store(c + r * kPanel, y[r]);
-}
-
-// Few rows: codes meet x in registers, so that a decode step reads the packed bytes and nothing
-// else. One step of a block: the values 8 g + j of kVecs vectors of columns. x: [kRows][32] of the
-// block.
-template <DType kType, int kRows, int kVecs>
-struct DotFew {
-  typename V::F even[kRows][kVecs], odd[kRows][kVecs], y[kRows][kVecs];
-  Decoder<kType> column[kVecs];
-
-  void Clear() {
-    QUIRE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      QUIRE_UNROLL
-      for (int v = 0; v < kVecs; ++v) even[r][v] = odd[r][v] = V::Zero();
-    }
-  }
-
-  template <int j>
-  void Step(const float* x) {
-    QUIRE_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      typename V::F w;
-      if constexpr (FormatOf(kType).is_block()) {
-        w = Code<kType, j>(column[v]);
-      } else {
-        w = column[v].template Value<j>();
-      }
-      QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const typename V::F xr = V::Set1(x[r * kDotBlock + j]);
-        if constexpr (j % 2 == 0) {
-          even[r][v] = V::Fma(xr, w, even[r][v]);
-        } else {
-          odd[r][v] = V::Fma(xr, w, odd[r][v]);
-        }
-      }
-    }
-  }
-
-  void Add() {
-    QUIRE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      QUIRE_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        const typename V::F dot = V::Add(even[r][v], odd[r][v]);
-        if constexpr (FormatOf(kType).is_block()) {
-          y[r][v] = V::Fma(dot, column[v].scale_, y[r][v]);
-        } else {
-          y[r][v] = V::Add(y[r][v], dot);
-        }
-      }
-    }
-    Clear();
-  }
-
-  void Block(const std::byte* panel, int64_t block, int32_t col, const float* x) {
-    QUIRE_UNROLL
-    for (int v = 0; v < kVecs; ++v) column[v].Begin(panel, block, col + v * V::kLanes);
-    for (int32_t g = 0; g < 4; ++g, x += 8) {
-      if (g % 2 == 0) {
-        if (PartsOf(kType) == 2 && g == 2) Add();
-        QUIRE_UNROLL
-        for (int v = 0; v < kVecs; ++v) column[v].Half(g / 2);
-      }
-      if constexpr (FormatOf(kType).is_block()) {
-        if (col == 0) PrefetchAhead<kType, 4>(panel, block, g);
-      }
-      QUIRE_UNROLL
-      for (int v = 0; v < kVecs; ++v) column[v].Group(g);
-      Step<0>(x);
-      Step<1>(x);
-      Step<2>(x);
-      Step<3>(x);
-      Step<4>(x);
-      Step<5>(x);
-      Step<6>(x);
-      Step<7>(x);
-    }
-    Add();
-  }
-};
-
-template <DType kType, int kRows>
-void DotFewRows(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
-  constexpr int kVecs = V::kFewVecs;
-  alignas(64) float means[kDotRun * kPanel];
-  alignas(64) float values[kDotRun * kRows * kDotBlock];
-  const uint16_t* rows = x.Tile(tile);
-  for (int64_t i = 0; i < kRows * kPanel; ++i) c[i] = 0.0f;
-  for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
-    const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
-    if constexpr (HasMean(kType)) {
-      FillMeans<kType>(panel, b0, num_blocks, means);
-      TileRows<kRows>(means, num_blocks, x.sums + tile * kTileRows * x.blocks + b0, x.blocks, false,
-                      c);
-    }
-    const uint16_t* run = rows + b0 * kRows * kDotBlock;
-    for (int64_t i = 0; i < num_blocks * kRows * kDotBlock; ++i) values[i] = BF16ToFloat(run[i]);
-    for (int32_t col = 0; col < kPanel; col += kVecs * V::kLanes) {
-      DotFew<kType, kRows, kVecs> few;
-      few.Clear();
-      QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          few.y[r][v] = V::Load(c + r * kPanel + col + v * V::kLanes);
-        }
-      }
-      for (int64_t b = 0; b < num_blocks; ++b) {
-        few.Block(panel, b0 + b, col, values + b * kRows * kDotBlock);
-      }
-      QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          V::Store(c + r * kPanel + col + v * V::kLanes, few.y[r][v]);
-        }
+  } else {
+    const std::byte* from = panel + 2 * kDotBlock * (block * kPanel + col);
+    for (int32_t c = 0; c < kColumns; ++c) {
+      for (int32_t i = 0; i < kDotBlock; ++i) {
+        out.w[c][i] = BF16ToFloat(static_cast<uint16_t>(WordAt(from, c, i)));
       }
     }
   }
 }
 
-// Rows of one tile that DotFewRows takes.
-template <DType kType>
-bool DotFewOf(const std::byte* panel, const DotRows& x, int64_t tile, int64_t most, float* c) {
-  const int64_t rows = x.RowsOfTile(tile);
-  if (rows > most) return false;
-  if (rows == 1) DotFewRows<kType, 1>(panel, x, tile, c);
-  if (rows == 2) DotFewRows<kType, 2>(panel, x, tile, c);
-  if (rows == 3) DotFewRows<kType, 3>(panel, x, tile, c);
-  return true;
+// acc[kColumns][kTileRows] continue over a block. x: the tile's block.
+template <int kColumns>
+void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, float* acc) {
+  for (int64_t r = 0; r < rows; r += V::kLanes) {
+    typename V::F even[kColumns], odd[kColumns];
+    QUIRE_UNROLL
+    for (int c = 0; c < kColumns; ++c) even[c] = odd[c] = V::Zero();
+    for (int64_t i = 0; i < kDotBlock; i += 2) {
+      const typename V::U pair =
+          V::LoadU32(reinterpret_cast<const std::byte*>(x + i * kTileRows + 2 * r));
+      const typename V::F x0 = V::LowBF16(pair), x1 = V::HighBF16(pair);
+      QUIRE_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        even[c] = V::Fma(x0, V::Set1(w[c][i]), even[c]);
+        odd[c] = V::Fma(x1, V::Set1(w[c][i + 1]), odd[c]);
+      }
+    }
+    QUIRE_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      float* at = acc + c * kTileRows + r;
+      V::Store(at, V::Add(V::Load(at), V::Add(even[c], odd[c])));
+    }
+  }
 }
 
 template <DType kType>
 void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
               float* c) {
-  if (num_tiles == 1 && DotFewOf<kType>(panel, x, first_tile, 3, c)) return;
-  alignas(64) float means[kDotRun * kPanel];
-  const int64_t first_row = first_tile * kTileRows;
-  int64_t rows = 0;
-  for (int64_t t = 0; t < num_tiles; ++t) rows += x.RowsOfTile(first_tile + t);
-  for (int64_t i = 0; i < rows * kPanel; ++i) c[i] = 0.0f;
-  for (int64_t b0 = 0; b0 < x.blocks; b0 += kDotRun) {
-    const int64_t num_blocks = x.blocks - b0 < kDotRun ? x.blocks - b0 : kDotRun;
-    if constexpr (HasMean(kType)) {
-      FillMeans<kType>(panel, b0, num_blocks, means);
-      for (int64_t r = 0; r < rows; r += V::kTileRows) {
-        TileAnyRows(rows - r, means, num_blocks, x.sums + (first_row + r) * x.blocks + b0, x.blocks,
-                    false, c + r * kPanel);
+  constexpr int32_t kColumns = DotColumns::kColumns;
+  constexpr int kAtOnce = V::kFewVecs >= 4 ? 4 : 2;
+  alignas(64) float acc[kMaxRows / kTileRows][kColumns * kTileRows];
+  for (int32_t col = 0; col < kPanel; col += kColumns) {
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      for (float& sum : acc[t]) sum = 0.0f;
+    }
+    for (int64_t b = 0; b < x.blocks; ++b) {
+      DotColumns columns;
+      FillColumns<kType>(panel, b, col, columns);
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        const int64_t n = x.RowsOfTile(first_tile + t);
+        const uint16_t* tile = x.Tile(first_tile + t) + b * kTileRows * kDotBlock;
+        for (int32_t j = 0; j < kColumns; j += kAtOnce) {
+          DotBlockTile<kAtOnce>(columns.w + j, tile, n, acc[t] + j * kTileRows);
+        }
       }
     }
-    for (int64_t b = b0; b < b0 + num_blocks; ++b) {
-      for (int32_t col = 0; col < kPanel; col += V::kLanes) {
-        DotBlock w;
-        FillBlock<kType>(panel, b, col, w);
-        for (int64_t t = 0; t < num_tiles; ++t) {
-          const int64_t n = x.RowsOfTile(first_tile + t);
-          const uint16_t* tile = x.Tile(first_tile + t) + b * n * kDotBlock;
-          float* out = c + t * kTileRows * kPanel + col;
-          int64_t r = 0;
-          for (; r + 4 <= n; r += 4) {
-            DotBlockRows<kType, 4>(w, tile + r * kDotBlock, out + r * kPanel);
-          }
-          for (; r < n; ++r) DotBlockRows<kType, 1>(w, tile + r * kDotBlock, out + r * kPanel);
-        }
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      for (int64_t r = 0; r < x.RowsOfTile(first_tile + t); ++r) {
+        float* out = c + (t * kTileRows + r) * kPanel + col;
+        for (int32_t j = 0; j < kColumns; ++j) out[j] = acc[t][j * kTileRows + r];
       }
     }
   }

@@ -1,10 +1,33 @@
 // kernels/cpu/linear_int8-inl.h -- the loops of linear_int8.h over a vector type V, after
-// linear-inl.h and linear_dot-inl.h. V has, besides theirs, on kLanes words of four codes:
+// linear-inl.h. V has, besides its own, on kLanes words of four codes:
 //   SetWord(w)          w in every lane
 //   DotSmall(acc, u, x) acc + sum of u's unsigned bytes, below 128, times x's signed ones
 //   Dot8(acc, q, x)     the same for signed q, less kDot8Excess times the sum of x's bytes
 //   ToFloat(acc)
 // No include guard and no includes.
+
+constexpr int32_t CentreOf(DType type) {
+  const BlockFormat f = FormatOf(type);
+  if (f.has_min) return f.bits == 5 ? 16 : 8;
+  return f.offset;
+}
+constexpr int32_t PartsOf(DType type) { return type == DType::kQ6_K ? 2 : 1; }
+constexpr bool HasMean(DType type) { return FormatOf(type).has_min; }
+
+// means: [num_blocks][kPanel] of the blocks from first on.
+template <DType kType>
+void FillMeans(const std::byte* panel, int64_t first, int64_t num_blocks, float* means) {
+  if constexpr (HasMean(kType)) {
+    const typename V::F centre = V::Set1(static_cast<float>(CentreOf(kType)));
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      for (int32_t col = 0; col < kPanel; col += V::kLanes) {
+        Decoder<kType> column;
+        column.Begin(panel, first + b, col);
+        V::Store(means + b * kPanel + col, V::Fma(column.scale_, centre, column.min_));
+      }
+    }
+  }
+}
 
 // What a block's dot starts from, times the sum of x's bytes.
 template <DType kType>

@@ -1,9 +1,12 @@
 // kernels/cpu/linear_int8.h -- the part of RunLinear in int8 that differs by instruction set.
 //
 // What is computed (C1; linear.h says it for callers). Each block of 32 values of a row of x has
-// its own scale: dx = max |x| / 127, q = x * (127 / max |x|) rounded to nearest even. Weights are
-// as in linear_dot.h. A block's dot of q and (code - centre) is an exact integer (Q6_K: of each 16
-// k, as scales are), whatever instruction made it. Over blocks, ascending, in runs of kDotRun:
+// its own scale: dx = max |x| / 127, q = x * (127 / max |x|) rounded to nearest even. A code of a
+// weight is its exact value less the type's centre, so that
+//     w = scale * (code - centre) + mean,   mean = scale * centre + min for types with a min, else
+//     0
+// A block's dot of q and (code - centre) is an exact integer (Q6_K: of each 16 k, as scales are),
+// whatever instruction made it. Over blocks, ascending, in runs of kDotRun:
 //     y = fma(sum of x over the block, mean, y)     for each block of the run, x not quantised
 //     y = fma(float(dot) * dx, scale, y)            for each block of the run
 // A block of x that is not finite gives NaN, one below 2^-100 counts as zero. Subnormal numbers
@@ -17,6 +20,8 @@
 #include "kernels/cpu/linear_dot.h"
 
 namespace quire::kernels {
+
+inline constexpr int64_t kDotRun = 12;  // blocks
 
 // Rows of x as int8 products see them, in tiles of kTileRows rows; the last may have fewer.
 // The 8 values of a group lie in the order of codes in two

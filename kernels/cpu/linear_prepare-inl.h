@@ -10,17 +10,19 @@ inline const float* BlockOfRow(const float* x, int64_t k, int64_t b, float* room
   return room;
 }
 
-// Row `row` of its tile of rows_of_tile rows.
-inline void PrepareRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, uint16_t* tile,
-                       float* sums) {
+// `rows` rows of x as a tile of pairs.
+inline void PrepareTile(const float* x, int64_t ldx, int64_t k, int64_t rows, uint16_t* tile) {
   float room[32];
-  for (int64_t b = 0; b * 32 < k; ++b) {
-    const float* block = BlockOfRow(x, k, b, room);
-    const Vec lo = Load(block), hi = Load(block + 16);
-    uint16_t* out = tile + (b * rows_of_tile + row) * 32;
-    StoreBF16(lo, out);
-    StoreBF16(hi, out + 16);
-    sums[b] = ReduceAdd(Add(lo, hi));
+  for (int64_t b = 0; b * 32 < k; ++b, tile += 512) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* block = BlockOfRow(x + r * ldx, k, b, room);
+      uint16_t pairs[32];
+      StoreBF16(Load(block), pairs);
+      StoreBF16(Load(block + 16), pairs + 16);
+      for (int64_t p = 0; p < 16; ++p) {
+        __builtin_memcpy(tile + p * 32 + r * 2, pairs + 2 * p, 4);
+      }
+    }
   }
 }
 

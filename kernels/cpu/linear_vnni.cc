@@ -18,7 +18,6 @@ namespace {
 // clang-format off
 #include "kernels/cpu/linear_vec_avx512-inl.h"
 #include "kernels/cpu/linear-inl.h"
-#include "kernels/cpu/linear_dot-inl.h"
 #include "kernels/cpu/linear_int8-inl.h"
 // clang-format on
 
