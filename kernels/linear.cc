@@ -67,17 +67,23 @@ constexpr int64_t kSerialValues = 16384;
 
 int64_t PanelsOf(const PackedWeight& w) { return (w.n() + kPanel - 1) / kPanel; }
 
-// How many chunks to cut m rows into, so that panels x chunks fill the threads evenly: 9 panels
-// cost two threads 5 turns instead of 4.5, 18 half panels 9. Small chunks expand a panel's weights
-// for too few rows, so a chunk keeps at least 48.
-int64_t NumRowChunks(int64_t m, int64_t panels, int64_t threads) {
+// Columns of a task: bf16 takes half panels.
+int64_t WidthOf(const PackedWeight& w) {
+  return w.compute() == ComputeType::kBF16 ? kDotColumns : kPanel;
+}
+int64_t PartsOf(const PackedWeight& w) { return (w.n() + WidthOf(w) - 1) / WidthOf(w); }
+
+// How many chunks to cut m rows into, so that parts of columns x chunks fill the threads evenly: 9
+// cost two threads 5 turns instead of 4.5, 18 halves 9. Small chunks expand a part's weights for
+// too few rows, so a chunk keeps at least 48.
+int64_t NumRowChunks(int64_t m, int64_t parts, int64_t threads) {
   // A chunk is whole tiles of rows.
   const int64_t least = (m + kMaxRows - 1) / kMaxRows;
   const int64_t most = std::max(least, m / 48);
   int64_t best = least;
   double best_loss = 1e9;
   for (int64_t chunks = least; chunks <= most; ++chunks) {
-    const int64_t tasks = panels * chunks;
+    const int64_t tasks = parts * chunks;
     const int64_t turns = (tasks + threads - 1) / threads;
     const double loss = static_cast<double>(turns * threads) / static_cast<double>(tasks);
     if (loss < best_loss - 0.02) {
@@ -88,13 +94,14 @@ int64_t NumRowChunks(int64_t m, int64_t panels, int64_t threads) {
   return best;
 }
 
-// c: [rows][kPanel] finished sums; writes the panel's columns of rows first .. first + rows - 1.
-void Finish(const LinearJob& job, int64_t panel, int64_t first, int64_t rows, const float* c) {
-  const int64_t col = panel * kPanel;
-  const int64_t cols = std::min<int64_t>(kPanel, job.w->n() - col);
+// c: [rows][width] finished sums; writes columns col .. col + width - 1 of rows first .. first +
+// rows - 1.
+void Finish(const LinearJob& job, int64_t col, int64_t width, int64_t first, int64_t rows,
+            const float* c) {
+  const int64_t cols = std::min<int64_t>(width, job.w->n() - col);
   const float* bias = job.bias != nullptr ? job.bias + col : nullptr;
   const auto finish = QUIRE_FOR_ISA(FinishRow);
-  for (int64_t r = 0; r < rows; ++r, c += kPanel) {
+  for (int64_t r = 0; r < rows; ++r, c += width) {
     const int64_t at = (first + r) * job.ldy + col;
     finish(c, bias, job.residual != nullptr ? job.residual + at : nullptr, cols, job.y + at);
   }
@@ -104,7 +111,7 @@ int64_t BlocksOf(int64_t k) { return (k + kDotBlock - 1) / kDotBlock; }
 
 constexpr size_t RoundUp64(size_t n) { return (n + 63) / 64 * 64; }
 size_t RowBytes(int64_t m, int64_t k) {
-  return static_cast<size_t>((m + kTileRows - 1) / kTileRows * BlocksOf(k) * kTileBytes);
+  return static_cast<size_t>(m * BlocksOf(k) * kDotBlock) * sizeof(uint16_t) + 64;
 }
 
 // The distinct inputs of a call that are not multiplied in float32, prepared in scratch.
@@ -200,21 +207,23 @@ size_t LinearScratchBytes(int64_t m, int64_t k) {
 void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
                std::span<std::byte> scratch) {
   if (m <= 0) return;
-  int64_t panels = 0;
-  for (const LinearJob& job : jobs) panels += PanelsOf(*job.w);
+  int64_t parts = 0;
+  for (const LinearJob& job : jobs) parts += PartsOf(*job.w);
   const PreparedInputs inputs(jobs, m, scratch, pool);
   const int64_t tiles = (m + kTileRows - 1) / kTileRows;
-  const int64_t chunks = NumRowChunks(m, panels, pool.num_threads());
+  const int64_t chunks = NumRowChunks(m, parts, pool.num_threads());
   const PanelFn run = ActivePanelFn();
   const DotPanelFn run_bf16 = ActiveDotPanelFn();
   const Int8PanelFn run_int8 = ActiveInt8PanelFn();
-  // Chunks of one panel are neighbours: the second finds the panel's bytes in cache.
-  pool.ParallelFor(panels * chunks, [&](int64_t task, int32_t) {
+  // Chunks of one part are neighbours: the second finds its bytes in cache.
+  pool.ParallelFor(parts * chunks, [&](int64_t task, int32_t) {
     const int64_t chunk = task % chunks;
-    int64_t panel = task / chunks;
+    int64_t part = task / chunks;
     const LinearJob* job = jobs.data();
-    for (; panel >= PanelsOf(*job->w); ++job) panel -= PanelsOf(*job->w);
+    for (; part >= PartsOf(*job->w); ++job) part -= PartsOf(*job->w);
     const PackedWeight& w = *job->w;
+    const int64_t width = WidthOf(w);
+    const int64_t panel = part * width / kPanel;
     const int64_t first_tile = tiles * chunk / chunks;
     const int64_t end_tile = tiles * (chunk + 1) / chunks;
     const int64_t first = first_tile * kTileRows;
@@ -229,12 +238,13 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
       const FlushSubnormals flush;
       const PreparedInputs::Input& in = *inputs.Find(*job);
       if (w.compute() == ComputeType::kBF16) {
-        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, c.data());
+        run_bf16(w.dtype(), packed, static_cast<int32_t>(part % 2), in.bf16, first_tile, num_tiles,
+                 c.data());
       } else {
         run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());
       }
     }
-    Finish(*job, panel, first, rows, c.data());
+    Finish(*job, part * width, width, first, rows, c.data());
   });
 }
 

@@ -26,8 +26,8 @@ namespace {
 // clang-format on
 
 constexpr int32_t kStrip = 16;  // columns of a tile
-constexpr int32_t kStrips = kPanel / kStrip;
-constexpr int64_t kTileValues = kTileRows * kDotBlock;
+constexpr int32_t kStrips = kDotColumns / kStrip;
+static_assert(kStrips == 2);
 constexpr int64_t kSums = kStrip * kTileRows;
 
 using Tile = uint16_t[kStrip][kDotBlock];
@@ -145,7 +145,7 @@ void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile
 template <DType kType>
 void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
   constexpr BlockFormat kFormat = FormatOf(kType);
-  PrefetchAhead<kType, kStrips>(panel, block, strip);
+  PrefetchAhead<kType, kPanel / kStrip>(panel, block, strip);
   Decoder<kType> d;
   d.Begin(panel, block, strip * kStrip);
   const StripScales<kType> s(d);
@@ -175,75 +175,118 @@ void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
   }
 }
 
-// c[r][col .. col + 15] of the tile's rows.
+// c[r][..] of the tile's rows, sixteen columns.
 void PutSums(const float* sums, int64_t rows, float* c) {
   if (rows <= 4) {
     const __m512i column =
         _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
     for (int64_t r = 0; r < rows; ++r) {
-      _mm512_store_ps(c + r * kPanel, _mm512_i32gather_ps(column, sums + r, 4));
+      _mm512_store_ps(c + r * kDotColumns, _mm512_i32gather_ps(column, sums + r, 4));
     }
     return;
   }
   alignas(64) float out[kTileRows][kStrip];
   Transpose16(sums, 16, out[0], kStrip);
-  for (int64_t r = 0; r < rows; ++r) _mm512_store_ps(c + r * kPanel, _mm512_load_ps(out[r]));
+  for (int64_t r = 0; r < rows; ++r) _mm512_store_ps(c + r * kDotColumns, _mm512_load_ps(out[r]));
 }
 
-// c = a b, or added to it: tile numbers are part of an instruction.
-#define QUIRE_TILE_DOT(c, a, b, weights) \
-  _tile_loadd(a, weights, 64);           \
-  _tile_dpbf16ps(c, a, b)
+// A tile of rows of x, block by block.
+struct TileOfX {
+  const uint16_t* x;
+  int64_t size;    // values of a block
+  int64_t stride;  // bytes from pair to pair
+  explicit TileOfX(const DotRows& rows, int64_t tile)
+      : x(rows.Tile(tile)),
+        size(rows.RowsOfTile(tile) * kDotBlock),
+        stride(rows.RowsOfTile(tile) * 4) {}
+  const uint16_t* Block(int64_t b) const { return x + b * size; }
+};
 
 // One tile of rows: a strip is expanded while the same strip of two blocks before is multiplied,
 // whose stores have arrived by then.
 template <DType kType>
-void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
+void OneTile(const std::byte* panel, int32_t half, const DotRows& x, int64_t tile, float* c) {
   constexpr bool kPlain = kType == DType::kBF16;
   constexpr int64_t kBehind = kPlain ? 0 : 2;
   alignas(64) Tile ring[kPlain ? 1 : 4][kStrips];
   alignas(64) float sums[kStrips][kSums];
-  const uint16_t* rows = x.Tile(tile);
-  const auto* plain = reinterpret_cast<const Tile*>(panel);
+  const TileOfX rows(x, tile);
+  const auto* plain = reinterpret_cast<const Tile*>(panel) + half * kStrips;
+  const int32_t strip = half * kStrips;
   _tile_zero(0);
   _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
   MemoryBarrier();
   for (int64_t b = 0; b < x.blocks + kBehind; ++b) {
+    const bool expand = !kPlain && b < x.blocks;
     const int64_t done = b - kBehind;
     const bool multiply = done >= 0;
-    const Tile* w = kPlain ? plain + done * kStrips : ring[done & 3];
-    if (multiply) _tile_loadd(7, rows + done * kTileValues, 64);
-#define QUIRE_STRIP(strip, a)                                             \
-  if constexpr (!kPlain) {                                                \
-    if (b < x.blocks) Expand<kType>(panel, b, strip, ring[b & 3][strip]); \
-    MemoryBarrier();                                                      \
-  }                                                                       \
-  if (multiply) {                                                         \
-    QUIRE_TILE_DOT(strip, a, 7, w[strip]);                                \
-  }
-    QUIRE_STRIP(0, 4)
-    QUIRE_STRIP(1, 5)
-    QUIRE_STRIP(2, 6)
-    QUIRE_STRIP(3, 4)
-#undef QUIRE_STRIP
+    const Tile* w = kPlain ? plain + done * 2 * kStrips : ring[done & 3];
+    if constexpr (!kPlain) {
+      if (expand) Expand<kType>(panel, b, strip, ring[b & 3][0]);
+      MemoryBarrier();
+    }
+    if (multiply) {
+      _tile_loadd(4, rows.Block(done), rows.stride);
+      _tile_loadd(6, w[0], 64);
+      _tile_dpbf16ps(0, 6, 4);
+    }
+    if constexpr (!kPlain) {
+      if (expand) Expand<kType>(panel, b, strip + 1, ring[b & 3][1]);
+      MemoryBarrier();
+    }
+    if (multiply) {
+      _tile_loadd(7, w[1], 64);
+      _tile_dpbf16ps(1, 7, 4);
+    }
   }
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
   MemoryBarrier();
   for (int32_t s = 0; s < kStrips; ++s) PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip);
 }
 
-// Blocks that are expanded at a time: two strips of them and two tiles of x stay in L1.
-constexpr int64_t kRunBlocks = 12;
+// Blocks that are expanded together, and kept in L1 beside those of the next run.
+constexpr int64_t kRunBlocks = 8;
 
-// sums[2][..] of two strips and one or two tiles of rows, over num_blocks blocks.
-template <int kTiles>
-void MultiplyRun(const Tile* w0, const Tile* w1, int64_t w_step, int64_t num_blocks,
-                 const uint16_t* x0, const uint16_t* x1, bool first, float* c0, float* c1) {
+// Expands a run's tiles bit by bit, between the products of the run before.
+template <DType kType>
+struct Expansion {
+  const std::byte* panel;
+  int32_t strip;
+  int64_t first = 0, num_tiles = 0, done = 0;
+  Tile* to = nullptr;
+
+  void Begin(int64_t first_block, int64_t num_blocks, Tile* tiles) {
+    first = first_block;
+    num_tiles = num_blocks * kStrips;
+    done = 0;
+    to = tiles;
+  }
+  void Next() {
+    if (done >= num_tiles) return;
+    const auto s = static_cast<int32_t>(done % kStrips);
+    Expand<kType>(panel, first + done / kStrips, strip + s, to[done]);
+    ++done;
+  }
+  void Finish() {
+    while (done < num_tiles) Next();
+    MemoryBarrier();
+  }
+};
+template <>
+struct Expansion<DType::kBF16> {
+  const std::byte* panel;
+  int32_t strip;
+  void Next() {}
+};
+
+// sums of two strips and one or two tiles of rows, over num_blocks blocks; c1 and c0 are sums of a
+// strip's first tile. w: tiles of the first strip, the second's beside them. Every `every` blocks a
+// tile of the next run is expanded.
+template <DType kType, int kTiles>
+void MultiplyRun(const Tile* w, int64_t w_step, int64_t num_blocks, const TileOfX& xa,
+                 const TileOfX& xb, int64_t b0, bool first, float* c0, float* c1, int64_t every,
+                 Expansion<kType>& next) {
   if (first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -257,16 +300,21 @@ void MultiplyRun(const Tile* w0, const Tile* w1, int64_t w_step, int64_t num_blo
       _tile_loadd(3, c1 + kSums, 64);
     }
   }
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    _tile_loadd(4, x0 + b * kTileValues, 64);
-    _tile_loadd(6, w0[b * w_step], 64);
+  int64_t until = every;
+  for (int64_t b = 0; b < num_blocks; ++b, w += w_step) {
+    _tile_loadd(4, xa.Block(b0 + b), xa.stride);
+    _tile_loadd(6, w[0], 64);
     _tile_dpbf16ps(0, 6, 4);
-    _tile_loadd(7, w1[b * w_step], 64);
+    _tile_loadd(7, w[1], 64);
     _tile_dpbf16ps(1, 7, 4);
     if constexpr (kTiles == 2) {
-      _tile_loadd(5, x1 + b * kTileValues, 64);
+      _tile_loadd(5, xb.Block(b0 + b), xb.stride);
       _tile_dpbf16ps(2, 6, 5);
       _tile_dpbf16ps(3, 7, 5);
+    }
+    if (--until == 0) {
+      next.Next();
+      until = every;
     }
   }
   _tile_stored(0, c0, 64);
@@ -278,78 +326,80 @@ void MultiplyRun(const Tile* w0, const Tile* w1, int64_t w_step, int64_t num_blo
 }
 
 template <DType kType>
-void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-               float* c) {
+void ManyTiles(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
+               int64_t num_tiles, float* c) {
   constexpr bool kPlain = kType == DType::kBF16;
-  alignas(64) Tile room[kPlain ? 1 : 2][kRunBlocks];
-  alignas(64) float sums[2][kMaxRows / kTileRows][kSums];
+  alignas(64) Tile room[2][kPlain ? 1 : kRunBlocks * kStrips];
+  alignas(64) float sums[kStrips][kMaxRows / kTileRows][kSums];
   const int64_t num_runs = (x.blocks + kRunBlocks - 1) / kRunBlocks;
-  for (int32_t strip = 0; strip < kStrips; strip += 2) {
-    for (int64_t run = 0; run < num_runs; ++run) {
-      const int64_t b0 = x.blocks * run / num_runs;
-      const int64_t num_blocks = x.blocks * (run + 1) / num_runs - b0;
-      const Tile* w0 = room[0];
-      const Tile* w1 = room[kPlain ? 0 : 1];
-      if constexpr (kPlain) {
-        w0 = reinterpret_cast<const Tile*>(panel) + b0 * kStrips + strip;
-        w1 = w0 + 1;
-      } else {
-        for (int64_t b = 0; b < num_blocks; ++b) {
-          Expand<kType>(panel, b0 + b, strip, room[0][b]);
-          Expand<kType>(panel, b0 + b, strip + 1, room[1][b]);
-        }
-      }
-      MemoryBarrier();
-      constexpr int64_t kStep = kPlain ? kStrips : 1;
-      int64_t t = 0;
-      for (; t + 2 <= num_tiles; t += 2) {
-        MultiplyRun<2>(w0, w1, kStep, num_blocks, x.Tile(first_tile + t) + b0 * kTileValues,
-                       x.Tile(first_tile + t + 1) + b0 * kTileValues, run == 0, sums[0][t],
-                       sums[1][t]);
-      }
-      if (t < num_tiles) {
-        MultiplyRun<1>(w0, w1, kStep, num_blocks, x.Tile(first_tile + t) + b0 * kTileValues,
-                       nullptr, run == 0, sums[0][t], sums[1][t]);
-      }
-      MemoryBarrier();
+  const int64_t pairs = (num_tiles + 1) / 2;
+  // Products of a run have pairs * kRunBlocks places for its successor's 2 * kRunBlocks tiles.
+  const int64_t every = pairs / kStrips < 1 ? 1 : pairs / kStrips;
+  Expansion<kType> next{panel, half * kStrips};
+  if constexpr (!kPlain) next.Begin(0, x.blocks / num_runs, room[0]);
+  for (int64_t run = 0; run < num_runs; ++run) {
+    const int64_t b0 = x.blocks * run / num_runs;
+    const int64_t end = x.blocks * (run + 1) / num_runs;
+    const Tile* w = room[run % 2];
+    int64_t w_step = kStrips;
+    if constexpr (kPlain) {
+      w = reinterpret_cast<const Tile*>(panel) + (2 * b0 + half) * kStrips;
+      w_step = 2 * kStrips;
+    } else {
+      next.Finish();
+      const int64_t after = run + 1 < num_runs ? x.blocks * (run + 2) / num_runs : end;
+      next.Begin(end, after - end, room[(run + 1) % 2]);
     }
-    for (int64_t t = 0; t < num_tiles; ++t) {
-      float* out = c + t * kTileRows * kPanel + strip * kStrip;
-      const int64_t rows = x.RowsOfTile(first_tile + t);
-      PutSums(sums[0][t], rows, out);
-      PutSums(sums[1][t], rows, out + kStrip);
+    MemoryBarrier();
+    int64_t t = 0;
+    for (; t + 2 <= num_tiles; t += 2) {
+      MultiplyRun<kType, 2>(w, w_step, end - b0, TileOfX(x, first_tile + t),
+                            TileOfX(x, first_tile + t + 1), b0, run == 0, sums[0][t], sums[1][t],
+                            every, next);
     }
+    if (t < num_tiles) {
+      const TileOfX last(x, first_tile + t);
+      MultiplyRun<kType, 1>(w, w_step, end - b0, last, last, b0, run == 0, sums[0][t], sums[1][t],
+                            every, next);
+    }
+    MemoryBarrier();
+  }
+  for (int64_t t = 0; t < num_tiles; ++t) {
+    float* out = c + t * kTileRows * kDotColumns;
+    const int64_t rows = x.RowsOfTile(first_tile + t);
+    PutSums(sums[0][t], rows, out);
+    PutSums(sums[1][t], rows, out + kStrip);
   }
 }
 
 template <DType kType>
-void Panel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-           float* c) {
-  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c);
-  ManyTiles<kType>(panel, x, first_tile, num_tiles, c);
+void Panel(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
+           int64_t num_tiles, float* c) {
+  if (num_tiles == 1) return OneTile<kType>(panel, half, x, first_tile, c);
+  ManyTiles<kType>(panel, half, x, first_tile, num_tiles, c);
 }
 
-void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c) {
+void PanelOfType(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                 int64_t first_tile, int64_t num_tiles, float* c) {
   switch (type) {
     case DType::kBF16:
-      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kBF16>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_0:
-      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_1:
-      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_1>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_0:
-      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_1:
-      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_1>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ8_0:
-      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ8_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_K:
-      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_K>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_K:
-      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_K>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ6_K:
-      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ6_K>(panel, half, x, first_tile, num_tiles, c);
     default:
       break;
   }
@@ -358,10 +408,10 @@ void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t f
 }  // namespace
 }  // namespace amx
 
-void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c) {
+void DotPanelAmx(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                 int64_t first_tile, int64_t num_tiles, float* c) {
   ConfigureTiles();
-  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c);
+  amx::PanelOfType(type, panel, half, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

@@ -44,6 +44,9 @@ struct V {
   static U LoadU32(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
+  static U LoadPairs(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   static F LowBF16(U x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
   static F HighBF16(U x) {
     return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)));
@@ -105,9 +108,9 @@ void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, in
   avx2::PanelOf(type, panel, k, x, ldx, rows, c);
 }
 
-void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                  int64_t num_tiles, float* c) {
-  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
+void DotPanelAvx2(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                  int64_t first_tile, int64_t num_tiles, float* c) {
+  avx2::DotPanelOf(type, panel, half, x, first_tile, num_tiles, c);
 }
 
 void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,

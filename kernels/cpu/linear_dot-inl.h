@@ -70,7 +70,8 @@ void FillColumns(const std::byte* panel, int64_t block, int32_t col, DotColumns&
   }
 }
 
-// acc[kColumns][kTileRows] continue over a block. x: the tile's block.
+// acc[kColumns][kTileRows] continue over a block. x: the tile's block. Lanes beyond `rows` hold
+// others' values: sums that nobody reads.
 template <int kColumns>
 void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, float* acc) {
   for (int64_t r = 0; r < rows; r += V::kLanes) {
@@ -79,7 +80,7 @@ void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, 
     for (int c = 0; c < kColumns; ++c) even[c] = odd[c] = V::Zero();
     for (int64_t i = 0; i < kDotBlock; i += 2) {
       const typename V::U pair =
-          V::LoadU32(reinterpret_cast<const std::byte*>(x + i * kTileRows + 2 * r));
+          V::LoadPairs(reinterpret_cast<const std::byte*>(x + i * rows + 2 * r));
       const typename V::F x0 = V::LowBF16(pair), x1 = V::HighBF16(pair);
       QUIRE_UNROLL
       for (int c = 0; c < kColumns; ++c) {
@@ -96,21 +97,21 @@ void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, 
 }
 
 template <DType kType>
-void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-              float* c) {
+void DotPanel(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
+              int64_t num_tiles, float* c) {
   constexpr int32_t kColumns = DotColumns::kColumns;
   constexpr int kAtOnce = V::kFewVecs >= 4 ? 4 : 2;
   alignas(64) float acc[kMaxRows / kTileRows][kColumns * kTileRows];
-  for (int32_t col = 0; col < kPanel; col += kColumns) {
+  for (int32_t col = 0; col < kDotColumns; col += kColumns) {
     for (int64_t t = 0; t < num_tiles; ++t) {
       for (float& sum : acc[t]) sum = 0.0f;
     }
     for (int64_t b = 0; b < x.blocks; ++b) {
       DotColumns columns;
-      FillColumns<kType>(panel, b, col, columns);
+      FillColumns<kType>(panel, b, half * kDotColumns + col, columns);
       for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t n = x.RowsOfTile(first_tile + t);
-        const uint16_t* tile = x.Tile(first_tile + t) + b * kTileRows * kDotBlock;
+        const uint16_t* tile = x.Tile(first_tile + t) + b * n * kDotBlock;
         for (int32_t j = 0; j < kColumns; j += kAtOnce) {
           DotBlockTile<kAtOnce>(columns.w + j, tile, n, acc[t] + j * kTileRows);
         }
@@ -118,34 +119,34 @@ void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int6
     }
     for (int64_t t = 0; t < num_tiles; ++t) {
       for (int64_t r = 0; r < x.RowsOfTile(first_tile + t); ++r) {
-        float* out = c + (t * kTileRows + r) * kPanel + col;
+        float* out = c + (t * kTileRows + r) * kDotColumns + col;
         for (int32_t j = 0; j < kColumns; ++j) out[j] = acc[t][j * kTileRows + r];
       }
     }
   }
 }
 
-inline void DotPanelOf(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                       int64_t num_tiles, float* c) {
+inline void DotPanelOf(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                       int64_t first_tile, int64_t num_tiles, float* c) {
   switch (type) {
     case DType::kBF16:
-      return DotPanel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kBF16>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_0:
-      return DotPanel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_1:
-      return DotPanel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_1>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_0:
-      return DotPanel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_1:
-      return DotPanel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_1>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ8_0:
-      return DotPanel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ8_0>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ4_K:
-      return DotPanel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_K>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ5_K:
-      return DotPanel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_K>(panel, half, x, first_tile, num_tiles, c);
     case DType::kQ6_K:
-      return DotPanel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ6_K>(panel, half, x, first_tile, num_tiles, c);
     default:
       break;  // PackedWeight::Pack turns plain types into bfloat16
   }

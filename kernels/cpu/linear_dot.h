@@ -20,12 +20,11 @@ inline constexpr int64_t kTileRows = 16;  // rows of x side by side
 inline constexpr int64_t kTileBytes = kTileRows * kDotBlock * 2;
 
 // Rows of x as bfloat16 products see them: tiles of kTileRows rows in pairs of k, which is a tile
-// instruction's second operand. What the last tile has beyond num_rows is any bits at all: sums
-// that nobody reads.
+// instruction's second operand. The last may have fewer, and then 64 bytes behind it can be read.
 struct DotRows {
   int64_t num_rows = 0;
   int64_t blocks = 0;     // of k, the last filled up with zeros
-  uint16_t* x = nullptr;  // per tile: [blocks][16 pairs][kTileRows][2] bfloat16
+  uint16_t* x = nullptr;  // per tile: [blocks][16 pairs][rows of the tile][2] bfloat16
 
   int64_t RowsOfTile(int64_t tile) const {
     const int64_t left = num_rows - tile * kTileRows;
@@ -34,20 +33,24 @@ struct DotRows {
   uint16_t* Tile(int64_t tile) const { return x + tile * kTileRows * blocks * kDotBlock; }
 };
 
-// c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and the 64 columns of one
-// packed panel (kValues). c: [rows][kPanel], 64-byte aligned.
-using DotPanelFn = void (*)(DType type, const std::byte* panel, const DotRows& x,
+// Columns of a packed panel that are computed together.
+inline constexpr int32_t kDotColumns = 32;
+
+// c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and kDotColumns columns
+// of one packed panel (kValues), the first or the second half. c: [rows][kDotColumns], 64-byte
+// aligned.
+using DotPanelFn = void (*)(DType type, const std::byte* panel, int32_t half, const DotRows& x,
                             int64_t first_tile, int64_t num_tiles, float* c);
 
-void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                      int64_t num_tiles, float* c);
+void DotPanelPortable(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                      int64_t first_tile, int64_t num_tiles, float* c);
 #if defined(__x86_64__)
-void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                  int64_t num_tiles, float* c);
-void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c);
-void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c);
+void DotPanelAvx2(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                  int64_t first_tile, int64_t num_tiles, float* c);
+void DotPanelAvx512(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                    int64_t first_tile, int64_t num_tiles, float* c);
+void DotPanelAmx(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+                 int64_t first_tile, int64_t num_tiles, float* c);
 #endif
 
 }  // namespace quire::kernels

@@ -28,6 +28,7 @@ struct V {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
   }
   static U LoadU32(const std::byte* p) { return _mm512_load_si512(p); }
+  static U LoadPairs(const std::byte* p) { return _mm512_loadu_si512(p); }
   static F LowBF16(U x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
   static F HighBF16(U x) {
     return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
