@@ -6,9 +6,9 @@
 // All products before the last sum are exact in float32 (11 bits of fp16 x 6..8 bits of scale x
 // 4..8 bits of code, 24 at most), so one fma gives the same value as multiply, then add.
 //
-// A packed panel is kPanel = 64 columns (rows of W) over all k, in one of two layouts.
+// A packed panel is some columns (rows of W) over all k, in one of two layouts.
 //
-// kColumns (float32, int8): a vector's lanes are columns.
+// kColumns (float32, int8): panels have kPanel = 64 columns, which are a vector's lanes.
 //   plain types   [k][64] elements; bfloat16 as pairs, [k / 2][64][2], k filled up to a multiple of
 //                 32 with zeros
 //   block types   one record per block of the file:
@@ -26,14 +26,15 @@
 //                                        8 g + 0 4 1 5 and 8 g + 2 6 3 7, which is what every
 //                                        second nibble of a word g above is
 //
-// kValues (bf16): a vector's lanes are the 32 values of a sub-block of one column.
-//   bfloat16      [k / 32][64][32], k filled up to a multiple of 32 with zeros
+// kValues (bf16): panels have 32 columns; a vector's lanes are the 32 values of a sub-block of one
+// column.
+//   bfloat16      [k / 32][32][32], k filled up to a multiple of 32 with zeros
 //   block types   records with d, m, sc and mn as above, then
-//       low nibbles [16][32] uint16      4, 5, 6 bit: nibble j of word i of row q is value i of
+//       low nibbles [8][32] uint16       4, 5, 6 bit: nibble j of word i of row q is value i of
 //                                        column 4 q + j
-//       high bits   [4][32] uint16       5 bit: bit j of word i of row s: column 16 s + j
-//                   [8][32] uint16       6 bit: bits 2 j, 2 j + 1: column 8 s + j
-//       or codes    [64][32] int8        8 bit
+//       high bits   [2][32] uint16       5 bit: bit j of word i of row s: column 16 s + j
+//                   [4][32] uint16       6 bit: bits 2 j, 2 j + 1: column 8 s + j
+//       or codes    [32][32] int8        8 bit
 // Sources: ggml's block structs as PyPI's `gguf` reads them (gguf/quants.py).
 #pragma once
 
@@ -52,6 +53,9 @@ enum class PanelLayout : uint8_t { kColumns, kValues };
 constexpr PanelLayout LayoutOf(ComputeType compute) {
   return compute == ComputeType::kBF16 ? PanelLayout::kValues : PanelLayout::kColumns;
 }
+constexpr int32_t ColumnsOf(PanelLayout layout) {
+  return layout == PanelLayout::kValues ? 32 : kPanel;
+}
 
 struct BlockFormat {
   int32_t bits = 0;        // of a code: 4, 5, 6, 8; 0 for plain types
@@ -59,18 +63,20 @@ struct BlockFormat {
   bool has_min = false;    // Q4_1, Q5_1, Q4_K, Q5_K
   int32_t num_scales = 0;  // integer scales per sub-block: 0, or 1, or 2 for Q6_K
   int32_t sub_blocks = 0;  // per block of the file
+  int32_t columns = kPanel;
 
   constexpr bool is_block() const { return bits != 0; }
-  constexpr size_t header_bytes() const { return kPanel * 2u * (has_min ? 2u : 1u); }
-  constexpr size_t mins_offset() const { return kPanel * static_cast<size_t>(num_scales); }
+  constexpr size_t num_columns() const { return static_cast<size_t>(columns); }
+  constexpr size_t header_bytes() const { return num_columns() * 2u * (has_min ? 2u : 1u); }
+  constexpr size_t mins_offset() const { return num_columns() * static_cast<size_t>(num_scales); }
   // From the start of a sub-block to its codes.
   constexpr size_t codes_offset() const {
-    return mins_offset() + (has_min && num_scales > 0 ? size_t{kPanel} : 0u);
+    return mins_offset() + (has_min && num_scales > 0 ? num_columns() : 0u);
   }
   // From the start of a sub-block to its high bits; REQUIRES: bits is 5 or 6.
-  constexpr size_t high_offset() const { return codes_offset() + kPanel * 16u; }
+  constexpr size_t high_offset() const { return codes_offset() + num_columns() * 16u; }
   constexpr size_t sub_block_bytes() const {
-    return codes_offset() + kPanel * static_cast<size_t>(bits) * kSubBlock / 8;
+    return codes_offset() + num_columns() * static_cast<size_t>(bits) * kSubBlock / 8;
   }
   constexpr size_t record_bytes() const {
     return header_bytes() + sub_block_bytes() * static_cast<size_t>(sub_blocks);
@@ -104,6 +110,12 @@ constexpr BlockFormat FormatOf(DType t) {
       return {};
   }
   return {};
+}
+
+constexpr BlockFormat FormatOf(DType t, PanelLayout layout) {
+  BlockFormat f = FormatOf(t);
+  f.columns = ColumnsOf(layout);
+  return f;
 }
 
 // 32 consecutive values of one row.

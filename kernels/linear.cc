@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/status.h"
+#include "kernels/block_format.h"
 #include "kernels/cpu/flush_subnormals.h"
 #include "kernels/cpu/linear_dot.h"
 #include "kernels/cpu/linear_int8.h"
@@ -65,25 +66,20 @@ Int8PanelFn ActiveInt8PanelFn() {
 // Below this many values of x a fork-join costs more than rounding them.
 constexpr int64_t kSerialValues = 16384;
 
-int64_t PanelsOf(const PackedWeight& w) { return (w.n() + kPanel - 1) / kPanel; }
+int64_t WidthOf(const PackedWeight& w) { return ColumnsOf(LayoutOf(w.compute())); }
+int64_t PanelsOf(const PackedWeight& w) { return (w.n() + WidthOf(w) - 1) / WidthOf(w); }
 
-// Columns of a task: bf16 takes half panels.
-int64_t WidthOf(const PackedWeight& w) {
-  return w.compute() == ComputeType::kBF16 ? kDotColumns : kPanel;
-}
-int64_t PartsOf(const PackedWeight& w) { return (w.n() + WidthOf(w) - 1) / WidthOf(w); }
-
-// How many chunks to cut m rows into, so that parts of columns x chunks fill the threads evenly: 9
-// cost two threads 5 turns instead of 4.5, 18 halves 9. Small chunks expand a part's weights for
-// too few rows, so a chunk keeps at least 48.
-int64_t NumRowChunks(int64_t m, int64_t parts, int64_t threads) {
+// How many chunks to cut m rows into, so that panels x chunks fill the threads evenly: 9 cost two
+// threads 5 turns instead of 4.5, 18 halves 9. Small chunks expand a panel's weights for too few
+// rows, so a chunk keeps at least 48.
+int64_t NumRowChunks(int64_t m, int64_t panels, int64_t threads) {
   // A chunk is whole tiles of rows.
   const int64_t least = (m + kMaxRows - 1) / kMaxRows;
   const int64_t most = std::max(least, m / 48);
   int64_t best = least;
   double best_loss = 1e9;
   for (int64_t chunks = least; chunks <= most; ++chunks) {
-    const int64_t tasks = parts * chunks;
+    const int64_t tasks = panels * chunks;
     const int64_t turns = (tasks + threads - 1) / threads;
     const double loss = static_cast<double>(turns * threads) / static_cast<double>(tasks);
     if (loss < best_loss - 0.02) {
@@ -207,23 +203,22 @@ size_t LinearScratchBytes(int64_t m, int64_t k) {
 void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
                std::span<std::byte> scratch) {
   if (m <= 0) return;
-  int64_t parts = 0;
-  for (const LinearJob& job : jobs) parts += PartsOf(*job.w);
+  int64_t panels = 0;
+  for (const LinearJob& job : jobs) panels += PanelsOf(*job.w);
   const PreparedInputs inputs(jobs, m, scratch, pool);
   const int64_t tiles = (m + kTileRows - 1) / kTileRows;
-  const int64_t chunks = NumRowChunks(m, parts, pool.num_threads());
+  const int64_t chunks = NumRowChunks(m, panels, pool.num_threads());
   const PanelFn run = ActivePanelFn();
   const DotPanelFn run_bf16 = ActiveDotPanelFn();
   const Int8PanelFn run_int8 = ActiveInt8PanelFn();
-  // Chunks of one part are neighbours: the second finds its bytes in cache.
-  pool.ParallelFor(parts * chunks, [&](int64_t task, int32_t) {
+  // Chunks of one panel are neighbours: the second finds its bytes in cache.
+  pool.ParallelFor(panels * chunks, [&](int64_t task, int32_t) {
     const int64_t chunk = task % chunks;
-    int64_t part = task / chunks;
+    int64_t panel = task / chunks;
     const LinearJob* job = jobs.data();
-    for (; part >= PartsOf(*job->w); ++job) part -= PartsOf(*job->w);
+    for (; panel >= PanelsOf(*job->w); ++job) panel -= PanelsOf(*job->w);
     const PackedWeight& w = *job->w;
     const int64_t width = WidthOf(w);
-    const int64_t panel = part * width / kPanel;
     const int64_t first_tile = tiles * chunk / chunks;
     const int64_t end_tile = tiles * (chunk + 1) / chunks;
     const int64_t first = first_tile * kTileRows;
@@ -238,13 +233,12 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
       const FlushSubnormals flush;
       const PreparedInputs::Input& in = *inputs.Find(*job);
       if (w.compute() == ComputeType::kBF16) {
-        run_bf16(w.dtype(), packed, static_cast<int32_t>(part % 2), in.bf16, first_tile, num_tiles,
-                 c.data());
+        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, c.data());
       } else {
         run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());
       }
     }
-    Finish(*job, part * width, width, first, rows, c.data());
+    Finish(*job, panel * width, width, first, rows, c.data());
   });
 }
 

@@ -15,13 +15,14 @@ namespace {
 
 int64_t RoundUp32(int64_t k) { return (k + 31) / 32 * 32; }
 
-size_t PanelBytes(DType type, int64_t k) {
-  const BlockFormat format = FormatOf(type);
+size_t PanelBytes(DType type, PanelLayout layout, int64_t k) {
+  const BlockFormat format = FormatOf(type, layout);
   const DTypeInfo info = InfoOf(type);
   if (type == DType::kBF16) k = RoundUp32(k);
   const size_t blocks = static_cast<size_t>(k / info.block_size);
-  return blocks * (format.is_block() ? format.record_bytes()
-                                     : kPanel * static_cast<size_t>(info.block_bytes));
+  return blocks * (format.is_block()
+                       ? format.record_bytes()
+                       : format.num_columns() * static_cast<size_t>(info.block_bytes));
 }
 
 // Where value j of a word of 2 n values of `bits` bits is: even ones in the lower half.
@@ -56,9 +57,9 @@ T Get(const std::byte* at, size_t col) {
 std::byte* PutScales(const BlockFormat& f, std::byte* record, int32_t sub, size_t col,
                      const SubBlock& s) {
   Put(record, col, s.d);
-  if (f.has_min) Put(record + 2 * kPanel, col, s.m);
+  if (f.has_min) Put(record + 2 * f.num_columns(), col, s.m);
   std::byte* p = record + f.header_bytes() + static_cast<size_t>(sub) * f.sub_block_bytes();
-  for (int32_t i = 0; i < f.num_scales; ++i) Put(p + i * kPanel, col, s.scale[i]);
+  for (int32_t i = 0; i < f.num_scales; ++i) Put(p + i * f.columns, col, s.scale[i]);
   if (f.num_scales > 0 && f.has_min) Put(p + f.mins_offset(), col, s.min);
   return p + f.codes_offset();
 }
@@ -103,16 +104,22 @@ void PutWords(const SubBlock* columns, uint32_t shift, uint32_t bits, std::byte*
 void PutValues(const BlockFormat& f, std::byte* record, int32_t sub,
                const std::array<SubBlock, kPanel>& columns) {
   std::byte* codes = nullptr;
-  for (size_t col = 0; col < kPanel; ++col) {
+  for (size_t col = 0; col < f.num_columns(); ++col) {
     codes = PutScales(f, record, sub, col, columns[col]);
     if (f.bits == 8) std::memcpy(codes + col * kSubBlock, columns[col].codes, kSubBlock);
   }
   if (f.bits == 8) return;
   constexpr size_t kRow = kSubBlock * sizeof(uint16_t);
-  for (size_t q = 0; q < 16; ++q) PutWords(&columns[4 * q], 0, 4, codes + q * kRow);
-  std::byte* const high = codes + 16 * kRow;
-  for (size_t s = 0; f.bits == 5 && s < 4; ++s) PutWords(&columns[16 * s], 4, 1, high + s * kRow);
-  for (size_t s = 0; f.bits == 6 && s < 8; ++s) PutWords(&columns[8 * s], 4, 2, high + s * kRow);
+  const auto put = [&](std::byte* rows, uint32_t shift, size_t bits) {
+    const size_t per_row = 16 / bits;
+    for (size_t q = 0; q < f.num_columns() / per_row; ++q) {
+      PutWords(&columns[per_row * q], shift, static_cast<uint32_t>(bits), rows + q * kRow);
+    }
+  };
+  put(codes, 0, 4);
+  std::byte* const high = codes + 16 * f.num_columns();
+  if (f.bits == 5) put(high, 4, 1);
+  if (f.bits == 6) put(high, 4, 2);
 }
 
 // Code i of column col, without what the format subtracts.
@@ -120,7 +127,7 @@ uint32_t GetCode(const BlockFormat& f, PanelLayout layout, const std::byte* code
                  uint32_t i) {
   const bool values = layout == PanelLayout::kValues;
   if (f.bits == 8) return Get<uint8_t>(codes + (values ? col * kSubBlock + i : ByteOf(i, col)), 0);
-  const std::byte* const high = codes + 16 * kPanel;
+  const std::byte* const high = codes + 16 * f.num_columns();
   if (values) {
     // Bits of a column in the words of rows of 16 / bits columns.
     const auto part = [&](const std::byte* rows, size_t bits) {
@@ -145,9 +152,9 @@ SubBlock GetSubBlock(const BlockFormat& f, PanelLayout layout, const std::byte* 
                      size_t col) {
   SubBlock s;
   s.d = Get<uint16_t>(record, col);
-  if (f.has_min) s.m = Get<uint16_t>(record + 2 * kPanel, col);
+  if (f.has_min) s.m = Get<uint16_t>(record + 2 * f.num_columns(), col);
   const std::byte* p = record + f.header_bytes() + static_cast<size_t>(sub) * f.sub_block_bytes();
-  for (int32_t i = 0; i < f.num_scales; ++i) s.scale[i] = Get<int8_t>(p + i * kPanel, col);
+  for (int32_t i = 0; i < f.num_scales; ++i) s.scale[i] = Get<int8_t>(p + i * f.columns, col);
   if (f.num_scales == 1) s.scale[1] = s.scale[0];
   if (f.num_scales > 0 && f.has_min) s.min = Get<uint8_t>(p + f.mins_offset(), col);
   for (uint32_t i = 0; i < kSubBlock; ++i) {
@@ -159,16 +166,16 @@ SubBlock GetSubBlock(const BlockFormat& f, PanelLayout layout, const std::byte* 
 // Of value k of column col, in elements from the panel's start.
 int64_t PlainIndex(DType type, PanelLayout layout, int64_t k, int64_t col) {
   if (layout == PanelLayout::kValues) {
-    return (k / kSubBlock * kPanel + col) * kSubBlock + k % kSubBlock;
+    return (k / kSubBlock * ColumnsOf(layout) + col) * kSubBlock + k % kSubBlock;
   }
   return type == DType::kBF16 ? (k / 2 * kPanel + col) * 2 + k % 2 : k * kPanel + col;
 }
 
-// rows: first of num_rows <= kPanel rows of the file's matrix. panel: zeroed, so that columns past
-// the last row have scale 0 and cost nothing but their place.
+// rows: first of num_rows <= ColumnsOf(layout) rows of the file's matrix. panel: zeroed, so that
+// columns past the last row have scale 0 and cost nothing but their place.
 void PackPanel(DType type, PanelLayout layout, const std::byte* rows, int64_t num_rows, int64_t k,
                std::byte* panel) {
-  const BlockFormat f = FormatOf(type);
+  const BlockFormat f = FormatOf(type, layout);
   const DTypeInfo info = InfoOf(type);
   const auto row_bytes = BytesFor(type, static_cast<size_t>(k));
   const auto bytes = static_cast<size_t>(info.block_bytes);
@@ -255,7 +262,6 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   if (n > (int64_t{1} << 46) / k) {
     return InvalidArgument("weight shape={} must have fewer than 2^46 values", w.ToString());
   }
-  const int64_t panels = (n + kPanel - 1) / kPanel;
   PackedWeight out;
   out.n_ = n;
   out.k_ = k;
@@ -267,7 +273,9 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     if (out.compute_ == ComputeType::kI8) out.dtype_ = DType::kQ8_0;
   }
   const PanelLayout layout = LayoutOf(out.compute_);
-  const size_t panel_bytes = PanelBytes(out.dtype_, k);
+  const int64_t columns = ColumnsOf(layout);
+  const int64_t panels = (n + columns - 1) / columns;
+  const size_t panel_bytes = PanelBytes(out.dtype_, layout, k);
   out.bytes_ = static_cast<size_t>(panels) * panel_bytes;
   out.data_.reset(AllocateWeights(out.bytes_));
   if (out.data_ == nullptr) {
@@ -277,13 +285,13 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   const auto* source = static_cast<const std::byte*>(w.data);
   const size_t row_bytes = BytesFor(w.dtype, static_cast<size_t>(k));
   pool.ParallelFor(panels, [&](int64_t panel, int32_t) {
-    const int64_t first = panel * kPanel;
+    const int64_t first = panel * columns;
     std::byte* to = out.data_.get() + static_cast<size_t>(panel) * panel_bytes;
-    if (n - first < kPanel || (out.dtype_ == DType::kBF16 && k % 32 != 0)) {
+    if (n - first < columns || (out.dtype_ == DType::kBF16 && k % 32 != 0)) {
       std::memset(to, 0, panel_bytes);
     }
     const std::byte* rows = source + static_cast<size_t>(first) * row_bytes;
-    const int64_t num_rows = std::min<int64_t>(kPanel, n - first);
+    const int64_t num_rows = std::min(columns, n - first);
     if (out.dtype_ == w.dtype) {
       PackPanel(w.dtype, layout, rows, num_rows, k, to);
     } else {
@@ -296,10 +304,11 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
 
 void PackedWeight::Row(int64_t row, float* out) const {
   DCHECK(row >= 0 && row < n_, "row={} of {}", row, n_);
-  const BlockFormat f = FormatOf(dtype_);
   const PanelLayout layout = LayoutOf(compute_);
-  const auto col = static_cast<size_t>(row % kPanel);
-  const std::byte* panel = data_.get() + static_cast<size_t>(row / kPanel) * PanelBytes(dtype_, k_);
+  const BlockFormat f = FormatOf(dtype_, layout);
+  const auto col = static_cast<size_t>(row % f.columns);
+  const std::byte* panel =
+      data_.get() + static_cast<size_t>(row / f.columns) * PanelBytes(dtype_, layout, k_);
   if (!f.is_block()) {
     const auto bytes = static_cast<size_t>(InfoOf(dtype_).block_bytes);
     for (int64_t i = 0; i < k_; ++i) {

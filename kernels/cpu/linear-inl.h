@@ -12,9 +12,10 @@
 
 // One vector's worth of columns of a packed panel, expanded value by value in order of k.
 // Begin at every 32 values, Half at every 16, Group at every 8, Value<0> .. Value<7> in between.
-template <DType kType>
+template <DType kType, PanelLayout kLayout = PanelLayout::kColumns>
 struct Decoder {
-  static constexpr BlockFormat kFormat = FormatOf(kType);
+  static constexpr BlockFormat kFormat = FormatOf(kType, kLayout);
+  static constexpr int32_t kColumns = kFormat.columns;
   static constexpr int64_t kRecordSubs = kFormat.sub_blocks;
 
   // sub: index of the 32 values from the panel's start; col: first of the kLanes columns.
@@ -27,7 +28,7 @@ struct Decoder {
     d_ = V::LoadF16(record + 2 * col);
     scale_ = d_;
     if constexpr (kFormat.num_scales == 1) scale_ = V::Mul(d_, V::LoadI8(sub_ + col));
-    if constexpr (kFormat.has_min) min_ = V::LoadF16(record + 2 * (kPanel + col));
+    if constexpr (kFormat.has_min) min_ = V::LoadF16(record + 2 * (kColumns + col));
     if constexpr (kFormat.has_min && kFormat.num_scales > 0) {
       min_ = V::Neg(V::Mul(min_, V::LoadI8(sub_ + kFormat.mins_offset() + col)));
     }
@@ -36,22 +37,22 @@ struct Decoder {
 
   void Half(int32_t h) {
     if constexpr (kFormat.bits == 6) {
-      high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * (kPanel * h + col_));
+      high_ = V::LoadU32(sub_ + kFormat.high_offset() + 4 * (kColumns * h + col_));
       Scale(h);
     }
   }
 
   // Half's scale alone: kValues has its high bits elsewhere.
   void Scale(int32_t h) {
-    if constexpr (kFormat.bits == 6) scale_ = V::Mul(d_, V::LoadI8(sub_ + kPanel * h + col_));
+    if constexpr (kFormat.bits == 6) scale_ = V::Mul(d_, V::LoadI8(sub_ + kColumns * h + col_));
   }
 
   void Group(int32_t g) {
     if constexpr (kFormat.bits == 8) {
-      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * 2 * g + col_));
-      next_low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * (2 * g + 1) + col_));
+      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kColumns * 2 * g + col_));
+      next_low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kColumns * (2 * g + 1) + col_));
     } else {
-      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kPanel * g + col_));
+      low_ = V::LoadU32(sub_ + kFormat.codes_offset() + 4 * (kColumns * g + col_));
     }
     // Bits of this group's values at the bottom of each half.
     if constexpr (kFormat.bits == 5) {
@@ -90,7 +91,7 @@ struct Decoder {
 
 // Plain types: the element itself.
 template <DType kType>
-requires(!FormatOf(kType).is_block()) struct Decoder<kType> {
+requires(!FormatOf(kType).is_block()) struct Decoder<kType, PanelLayout::kColumns> {
   static constexpr size_t kBytes = static_cast<size_t>(InfoOf(kType).block_bytes);
 
   void Begin(const std::byte* panel, int64_t sub, int32_t col) {
@@ -122,19 +123,19 @@ requires(!FormatOf(kType).is_block()) struct Decoder<kType> {
 };
 
 // Bytes of a panel's 32 values of k.
-template <DType kType>
+template <DType kType, PanelLayout kLayout = PanelLayout::kColumns>
 constexpr int64_t StepBytes() {
-  constexpr BlockFormat kFormat = FormatOf(kType);
-  if (!kFormat.is_block()) return int64_t{kSubBlock} * kPanel * InfoOf(kType).block_bytes;
+  constexpr BlockFormat kFormat = FormatOf(kType, kLayout);
+  if (!kFormat.is_block()) return int64_t{kSubBlock} * kFormat.columns * InfoOf(kType).block_bytes;
   return static_cast<int64_t>(kFormat.record_bytes()) / kFormat.sub_blocks;
 }
 
 // Part `part` of kParts of the bytes that 32 values take, 4 KiB ahead. A line of packed codes is 30
 // or more operations, so the out-of-order window alone looks only a kilobyte ahead: from last-level
 // cache one row of Q4_1 ran at 10 GB/s a core without this, at 17 with it.
-template <DType kType, int32_t kParts>
+template <DType kType, int32_t kParts, PanelLayout kLayout = PanelLayout::kColumns>
 void PrefetchAhead(const std::byte* panel, int64_t sub, int32_t part) {
-  constexpr int64_t kBytes = StepBytes<kType>();
+  constexpr int64_t kBytes = StepBytes<kType, kLayout>();
   const std::byte* ahead = panel + kBytes * sub + kBytes / kParts * part + 4096;
   QUIRE_UNROLL
   for (int64_t i = 0; i < kBytes / kParts; i += 64) __builtin_prefetch(ahead + i);

@@ -58,7 +58,7 @@ struct StripScales {
   alignas(64) float scale[kParts][kStrip];
   alignas(64) float min[kStrip];
 
-  explicit StripScales(Decoder<kType>& d) {
+  explicit StripScales(Decoder<kType, PanelLayout::kValues>& d) {
     for (int part = 0; part < kParts; ++part) {
       d.Scale(part);
       V::Store(scale[part], d.scale_);
@@ -144,9 +144,9 @@ void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile
 // The sixteen columns of strip `strip` of a block of 32 k.
 template <DType kType>
 void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
-  constexpr BlockFormat kFormat = FormatOf(kType);
-  PrefetchAhead<kType, kPanel / kStrip>(panel, block, strip);
-  Decoder<kType> d;
+  constexpr BlockFormat kFormat = FormatOf(kType, PanelLayout::kValues);
+  PrefetchAhead<kType, kStrips, PanelLayout::kValues>(panel, block, strip);
+  Decoder<kType, PanelLayout::kValues> d;
   d.Begin(panel, block, strip * kStrip);
   const StripScales<kType> s(d);
   const std::byte* codes = d.sub_ + kFormat.codes_offset();
@@ -161,7 +161,7 @@ void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
     }
   } else {
     const std::byte* rows = codes + 64 * 4 * strip;
-    const std::byte* more = d.sub_ + kFormat.codes_offset() + 64 * 16;
+    const std::byte* more = d.sub_ + kFormat.high_offset();
     __m512i high[2] = {};
     if constexpr (kFormat.bits == 5) high[0] = high[1] = V::LoadU32(more + 64 * strip);
     if constexpr (kFormat.bits == 6) {
@@ -205,14 +205,13 @@ struct TileOfX {
 // One tile of rows: a strip is expanded while the same strip of two blocks before is multiplied,
 // whose stores have arrived by then.
 template <DType kType>
-void OneTile(const std::byte* panel, int32_t half, const DotRows& x, int64_t tile, float* c) {
+void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
   constexpr bool kPlain = kType == DType::kBF16;
   constexpr int64_t kBehind = kPlain ? 0 : 2;
   alignas(64) Tile ring[kPlain ? 1 : 4][kStrips];
   alignas(64) float sums[kStrips][kSums];
   const TileOfX rows(x, tile);
-  const auto* plain = reinterpret_cast<const Tile*>(panel) + half * kStrips;
-  const int32_t strip = half * kStrips;
+  const auto* plain = reinterpret_cast<const Tile*>(panel);
   _tile_zero(0);
   _tile_zero(1);
   MemoryBarrier();
@@ -220,9 +219,9 @@ void OneTile(const std::byte* panel, int32_t half, const DotRows& x, int64_t til
     const bool expand = !kPlain && b < x.blocks;
     const int64_t done = b - kBehind;
     const bool multiply = done >= 0;
-    const Tile* w = kPlain ? plain + done * 2 * kStrips : ring[done & 3];
+    const Tile* w = kPlain ? plain + done * kStrips : ring[done & 3];
     if constexpr (!kPlain) {
-      if (expand) Expand<kType>(panel, b, strip, ring[b & 3][0]);
+      if (expand) Expand<kType>(panel, b, 0, ring[b & 3][0]);
       MemoryBarrier();
     }
     if (multiply) {
@@ -231,7 +230,7 @@ void OneTile(const std::byte* panel, int32_t half, const DotRows& x, int64_t til
       _tile_dpbf16ps(0, 6, 4);
     }
     if constexpr (!kPlain) {
-      if (expand) Expand<kType>(panel, b, strip + 1, ring[b & 3][1]);
+      if (expand) Expand<kType>(panel, b, 1, ring[b & 3][1]);
       MemoryBarrier();
     }
     if (multiply) {
@@ -252,7 +251,6 @@ constexpr int64_t kRunBlocks = 8;
 template <DType kType>
 struct Expansion {
   const std::byte* panel;
-  int32_t strip;
   int64_t first = 0, num_tiles = 0, done = 0;
   Tile* to = nullptr;
 
@@ -265,7 +263,7 @@ struct Expansion {
   void Next() {
     if (done >= num_tiles) return;
     const auto s = static_cast<int32_t>(done % kStrips);
-    Expand<kType>(panel, first + done / kStrips, strip + s, to[done]);
+    Expand<kType>(panel, first + done / kStrips, s, to[done]);
     ++done;
   }
   void Finish() {
@@ -276,7 +274,6 @@ struct Expansion {
 template <>
 struct Expansion<DType::kBF16> {
   const std::byte* panel;
-  int32_t strip;
   void Next() {}
 };
 
@@ -284,8 +281,8 @@ struct Expansion<DType::kBF16> {
 // strip's first tile. w: tiles of the first strip, the second's beside them. Every `every` blocks a
 // tile of the next run is expanded.
 template <DType kType, int kTiles>
-void MultiplyRun(const Tile* w, int64_t w_step, int64_t num_blocks, const TileOfX& xa,
-                 const TileOfX& xb, int64_t b0, bool first, float* c0, float* c1, int64_t every,
+void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const TileOfX& xb,
+                 int64_t b0, bool first, float* c0, float* c1, int64_t every,
                  Expansion<kType>& next) {
   if (first) {
     _tile_zero(0);
@@ -301,7 +298,7 @@ void MultiplyRun(const Tile* w, int64_t w_step, int64_t num_blocks, const TileOf
     }
   }
   int64_t until = every;
-  for (int64_t b = 0; b < num_blocks; ++b, w += w_step) {
+  for (int64_t b = 0; b < num_blocks; ++b, w += kStrips) {
     _tile_loadd(4, xa.Block(b0 + b), xa.stride);
     _tile_loadd(6, w[0], 64);
     _tile_dpbf16ps(0, 6, 4);
@@ -326,8 +323,8 @@ void MultiplyRun(const Tile* w, int64_t w_step, int64_t num_blocks, const TileOf
 }
 
 template <DType kType>
-void ManyTiles(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
-               int64_t num_tiles, float* c) {
+void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+               float* c) {
   constexpr bool kPlain = kType == DType::kBF16;
   alignas(64) Tile room[2][kPlain ? 1 : kRunBlocks * kStrips];
   alignas(64) float sums[kStrips][kMaxRows / kTileRows][kSums];
@@ -335,16 +332,14 @@ void ManyTiles(const std::byte* panel, int32_t half, const DotRows& x, int64_t f
   const int64_t pairs = (num_tiles + 1) / 2;
   // Products of a run have pairs * kRunBlocks places for its successor's 2 * kRunBlocks tiles.
   const int64_t every = pairs / kStrips < 1 ? 1 : pairs / kStrips;
-  Expansion<kType> next{panel, half * kStrips};
+  Expansion<kType> next{panel};
   if constexpr (!kPlain) next.Begin(0, x.blocks / num_runs, room[0]);
   for (int64_t run = 0; run < num_runs; ++run) {
     const int64_t b0 = x.blocks * run / num_runs;
     const int64_t end = x.blocks * (run + 1) / num_runs;
     const Tile* w = room[run % 2];
-    int64_t w_step = kStrips;
     if constexpr (kPlain) {
-      w = reinterpret_cast<const Tile*>(panel) + (2 * b0 + half) * kStrips;
-      w_step = 2 * kStrips;
+      w = reinterpret_cast<const Tile*>(panel) + b0 * kStrips;
     } else {
       next.Finish();
       const int64_t after = run + 1 < num_runs ? x.blocks * (run + 2) / num_runs : end;
@@ -353,14 +348,13 @@ void ManyTiles(const std::byte* panel, int32_t half, const DotRows& x, int64_t f
     MemoryBarrier();
     int64_t t = 0;
     for (; t + 2 <= num_tiles; t += 2) {
-      MultiplyRun<kType, 2>(w, w_step, end - b0, TileOfX(x, first_tile + t),
-                            TileOfX(x, first_tile + t + 1), b0, run == 0, sums[0][t], sums[1][t],
-                            every, next);
+      MultiplyRun<kType, 2>(w, end - b0, TileOfX(x, first_tile + t), TileOfX(x, first_tile + t + 1),
+                            b0, run == 0, sums[0][t], sums[1][t], every, next);
     }
     if (t < num_tiles) {
       const TileOfX last(x, first_tile + t);
-      MultiplyRun<kType, 1>(w, w_step, end - b0, last, last, b0, run == 0, sums[0][t], sums[1][t],
-                            every, next);
+      MultiplyRun<kType, 1>(w, end - b0, last, last, b0, run == 0, sums[0][t], sums[1][t], every,
+                            next);
     }
     MemoryBarrier();
   }
@@ -373,33 +367,33 @@ void ManyTiles(const std::byte* panel, int32_t half, const DotRows& x, int64_t f
 }
 
 template <DType kType>
-void Panel(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
-           int64_t num_tiles, float* c) {
-  if (num_tiles == 1) return OneTile<kType>(panel, half, x, first_tile, c);
-  ManyTiles<kType>(panel, half, x, first_tile, num_tiles, c);
+void Panel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+           float* c) {
+  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c);
+  ManyTiles<kType>(panel, x, first_tile, num_tiles, c);
 }
 
-void PanelOfType(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                 int64_t first_tile, int64_t num_tiles, float* c) {
+void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                 int64_t num_tiles, float* c) {
   switch (type) {
     case DType::kBF16:
-      return Panel<DType::kBF16>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_0:
-      return Panel<DType::kQ4_0>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_1:
-      return Panel<DType::kQ4_1>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_0:
-      return Panel<DType::kQ5_0>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_1:
-      return Panel<DType::kQ5_1>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ8_0:
-      return Panel<DType::kQ8_0>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_K:
-      return Panel<DType::kQ4_K>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_K:
-      return Panel<DType::kQ5_K>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ6_K:
-      return Panel<DType::kQ6_K>(panel, half, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
     default:
       break;
   }
@@ -408,10 +402,10 @@ void PanelOfType(DType type, const std::byte* panel, int32_t half, const DotRows
 }  // namespace
 }  // namespace amx
 
-void DotPanelAmx(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                 int64_t first_tile, int64_t num_tiles, float* c) {
+void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                 int64_t num_tiles, float* c) {
   ConfigureTiles();
-  amx::PanelOfType(type, panel, half, x, first_tile, num_tiles, c);
+  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

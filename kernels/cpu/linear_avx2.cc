@@ -108,9 +108,9 @@ void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, in
   avx2::PanelOf(type, panel, k, x, ldx, rows, c);
 }
 
-void DotPanelAvx2(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                  int64_t first_tile, int64_t num_tiles, float* c) {
-  avx2::DotPanelOf(type, panel, half, x, first_tile, num_tiles, c);
+void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                  int64_t num_tiles, float* c) {
+  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,

@@ -28,9 +28,9 @@ void PanelAvx512(DType type, const std::byte* panel, int64_t k, const float* x, 
   avx512::PanelOf(type, panel, k, x, ldx, rows, c);
 }
 
-void DotPanelAvx512(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                    int64_t first_tile, int64_t num_tiles, float* c) {
-  avx512::DotPanelOf(type, panel, half, x, first_tile, num_tiles, c);
+void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                    int64_t num_tiles, float* c) {
+  avx512::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 }  // namespace quire::kernels

@@ -26,9 +26,10 @@ int32_t CodeOf(const std::byte* codes, int32_t col, int32_t i) {
     return static_cast<int8_t>(codes[col * kSubBlock + i]);
   } else {
     int32_t code = WordAt(codes, col / 4, i) >> col % 4 * 4 & 15;
-    if constexpr (kFormat.bits == 5) code |= (WordAt(codes, 16 + col / 16, i) >> col % 16 & 1) << 4;
+    if constexpr (kFormat.bits == 5)
+      code |= (WordAt(codes, kDotColumns / 4 + col / 16, i) >> col % 16 & 1) << 4;
     if constexpr (kFormat.bits == 6) {
-      code |= (WordAt(codes, 16 + col / 8, i) >> col % 8 * 2 & 3) << 4;
+      code |= (WordAt(codes, kDotColumns / 4 + col / 8, i) >> col % 8 * 2 & 3) << 4;
     }
     return code - kFormat.offset;
   }
@@ -42,9 +43,9 @@ void FillColumns(const std::byte* panel, int64_t block, int32_t col, DotColumns&
     alignas(64) float scale[kParts][kColumns], min[kColumns] = {};
     const std::byte* codes = nullptr;
     for (int32_t c = 0; c < kColumns; c += V::kLanes) {
-      Decoder<kType> d;
+      Decoder<kType, PanelLayout::kValues> d;
       d.Begin(panel, block, col + c);
-      codes = d.sub_ + FormatOf(kType).codes_offset();
+      codes = d.sub_ + d.kFormat.codes_offset();
       if constexpr (FormatOf(kType).has_min) V::Store(min + c, d.min_);
       for (int part = 0; part < kParts; ++part) {
         d.Scale(part);
@@ -61,7 +62,7 @@ void FillColumns(const std::byte* panel, int64_t block, int32_t col, DotColumns&
       }
     }
   } else {
-    const std::byte* from = panel + 2 * kDotBlock * (block * kPanel + col);
+    const std::byte* from = panel + 2 * kDotBlock * (block * kDotColumns + col);
     for (int32_t c = 0; c < kColumns; ++c) {
       for (int32_t i = 0; i < kDotBlock; ++i) {
         out.w[c][i] = BF16ToFloat(static_cast<uint16_t>(WordAt(from, c, i)));
@@ -97,8 +98,8 @@ void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, 
 }
 
 template <DType kType>
-void DotPanel(const std::byte* panel, int32_t half, const DotRows& x, int64_t first_tile,
-              int64_t num_tiles, float* c) {
+void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
+              float* c) {
   constexpr int32_t kColumns = DotColumns::kColumns;
   constexpr int kAtOnce = V::kFewVecs >= 4 ? 4 : 2;
   alignas(64) float acc[kMaxRows / kTileRows][kColumns * kTileRows];
@@ -108,7 +109,7 @@ void DotPanel(const std::byte* panel, int32_t half, const DotRows& x, int64_t fi
     }
     for (int64_t b = 0; b < x.blocks; ++b) {
       DotColumns columns;
-      FillColumns<kType>(panel, b, half * kDotColumns + col, columns);
+      FillColumns<kType>(panel, b, col, columns);
       for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t n = x.RowsOfTile(first_tile + t);
         const uint16_t* tile = x.Tile(first_tile + t) + b * n * kDotBlock;
@@ -126,27 +127,27 @@ void DotPanel(const std::byte* panel, int32_t half, const DotRows& x, int64_t fi
   }
 }
 
-inline void DotPanelOf(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                       int64_t first_tile, int64_t num_tiles, float* c) {
+inline void DotPanelOf(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                       int64_t num_tiles, float* c) {
   switch (type) {
     case DType::kBF16:
-      return DotPanel<DType::kBF16>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_0:
-      return DotPanel<DType::kQ4_0>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_1:
-      return DotPanel<DType::kQ4_1>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_0:
-      return DotPanel<DType::kQ5_0>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_1:
-      return DotPanel<DType::kQ5_1>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
     case DType::kQ8_0:
-      return DotPanel<DType::kQ8_0>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
     case DType::kQ4_K:
-      return DotPanel<DType::kQ4_K>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ5_K:
-      return DotPanel<DType::kQ5_K>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
     case DType::kQ6_K:
-      return DotPanel<DType::kQ6_K>(panel, half, x, first_tile, num_tiles, c);
+      return DotPanel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
     default:
       break;  // PackedWeight::Pack turns plain types into bfloat16
   }

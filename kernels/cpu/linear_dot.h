@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/block_format.h"
 
 namespace quire::kernels {
 
@@ -33,24 +34,22 @@ struct DotRows {
   uint16_t* Tile(int64_t tile) const { return x + tile * kTileRows * blocks * kDotBlock; }
 };
 
-// Columns of a packed panel that are computed together.
-inline constexpr int32_t kDotColumns = 32;
+inline constexpr int32_t kDotColumns = ColumnsOf(PanelLayout::kValues);
 
-// c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and kDotColumns columns
-// of one packed panel (kValues), the first or the second half. c: [rows][kDotColumns], 64-byte
-// aligned.
-using DotPanelFn = void (*)(DType type, const std::byte* panel, int32_t half, const DotRows& x,
+// c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and the columns of one
+// packed panel (kValues). c: [rows][kDotColumns], 64-byte aligned.
+using DotPanelFn = void (*)(DType type, const std::byte* panel, const DotRows& x,
                             int64_t first_tile, int64_t num_tiles, float* c);
 
-void DotPanelPortable(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                      int64_t first_tile, int64_t num_tiles, float* c);
+void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                      int64_t num_tiles, float* c);
 #if defined(__x86_64__)
-void DotPanelAvx2(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                  int64_t first_tile, int64_t num_tiles, float* c);
-void DotPanelAvx512(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                    int64_t first_tile, int64_t num_tiles, float* c);
-void DotPanelAmx(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                 int64_t first_tile, int64_t num_tiles, float* c);
+void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                  int64_t num_tiles, float* c);
+void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                    int64_t num_tiles, float* c);
+void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                 int64_t num_tiles, float* c);
 #endif
 
 }  // namespace quire::kernels

@@ -172,9 +172,9 @@ void PanelPortable(DType type, const std::byte* panel, int64_t k, const float* x
   portable::PanelOf(type, panel, k, x, ldx, rows, c);
 }
 
-void DotPanelPortable(DType type, const std::byte* panel, int32_t half, const DotRows& x,
-                      int64_t first_tile, int64_t num_tiles, float* c) {
-  portable::DotPanelOf(type, panel, half, x, first_tile, num_tiles, c);
+void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
+                      int64_t num_tiles, float* c) {
+  portable::DotPanelOf(type, panel, x, first_tile, num_tiles, c);
 }
 
 void Int8PanelPortable(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
