@@ -1,15 +1,13 @@
 // kernels/compute_type.h -- in what the products of linear layers are computed.
 //
 //   float32  one chain of fma over all k; weights as float32. The floor, and what goldens use.
-//   bf16     x rounded to bfloat16 (nearest even), weights exact; products of 32 values summed in
-//            float32 in the order of AMX's tile instruction (cpu/linear_dot.h). Weights stored in
-//            float32 or float16 are rounded to bfloat16 when they are packed.
+//   bf16     x and weights rounded to bfloat16 (nearest even); products of 32 values summed in
+//            float32 in the order of AMX's tile instruction (cpu/linear_dot.h).
 //   int8     x as 8-bit codes with a scale for each 32 values of a row, weights exact; a block's
 //            products summed as integers. Weights stored in float32, float16 or bfloat16 become
 //            Q8_0 when they are packed (float32 stays where a row is no multiple of 32 values).
 //   auto     float32 where weights are stored in float32 or float16, or the CPU has no AVX2; else
-//            with AMX bf16, without it int8 for block types. No weight is rounded.
-//            docs/kernels.md has the loss.
+//            with AMX bf16, without it int8 for block types. docs/kernels.md has the loss.
 #pragma once
 
 #include <cstdint>

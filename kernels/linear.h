@@ -3,9 +3,8 @@
 // Exactness (C1): the number of rows, threads and the instruction set change blocking only, never a
 // bit. In float32 y[m][n] is one chain, k ascending, acc = fma(x[m][k], w[n][k], acc) from 0;
 // w[n][k] is the weight's float32 value (for block types: what the format's dequantiser gives). In
-// bf16 x is rounded to bfloat16, weights are not (cpu/linear_dot.h); in int8 x becomes 8-bit codes,
-// a scale for each 32 values of a row, weights stay exact (cpu/linear_int8.h). These state the
-// order.
+// bf16 x and w are rounded to bfloat16 (cpu/linear_dot.h); in int8 x becomes 8-bit codes, a scale
+// for each 32 values of a row, weights stay exact (cpu/linear_int8.h). These state the order.
 //
 // Weights keep their file format's precision and about its size in memory: block types stay packed
 // and are expanded in registers or in a small scratch tile that lives in cache.
@@ -24,10 +23,10 @@
 
 namespace quire::kernels {
 
-// Columns per panel: the unit of packing and of parallel work.
+// Columns per panel: the unit of packing and of parallel work (bf16: half of it).
 inline constexpr int32_t kPanel = 64;
 
-// A weight matrix [n, k], repacked so that a vector's lanes are output columns. Move-only.
+// A weight matrix [n, k], repacked for the kernels of its compute type (block_format.h). Move-only.
 class PackedWeight {
  public:
   PackedWeight() = default;
@@ -75,7 +74,7 @@ struct LinearJob {
 };
 
 // Scratch that RunLinear needs for m rows of each distinct input of depth k that is multiplied in
-// bf16 or int8: the rounded rows, their scales and sums.
+// bf16 or int8: the rounded rows, for int8 their scales and sums.
 size_t LinearScratchBytes(int64_t m, int64_t k);
 
 // All jobs have the same number of rows m; they run in one fork-join (q, k and v; gate and up).
