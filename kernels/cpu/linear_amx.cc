@@ -176,18 +176,19 @@ void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
 }
 
 // c[r][..] of the tile's rows, sixteen columns.
-void PutSums(const float* sums, int64_t rows, float* c) {
+void PutSums(const float* sums, int64_t rows, float* c, int64_t ldc) {
   if (rows <= 4) {
     const __m512i column =
         _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
     for (int64_t r = 0; r < rows; ++r) {
-      _mm512_store_ps(c + r * kDotColumns, _mm512_i32gather_ps(column, sums + r, 4));
+      _mm512_storeu_ps(c + r * ldc, _mm512_i32gather_ps(column, sums + r, 4));
     }
     return;
   }
+  if (rows == kTileRows) return Transpose16(sums, kStrip, c, ldc);
   alignas(64) float out[kTileRows][kStrip];
-  Transpose16(sums, 16, out[0], kStrip);
-  for (int64_t r = 0; r < rows; ++r) _mm512_store_ps(c + r * kDotColumns, _mm512_load_ps(out[r]));
+  Transpose16(sums, kStrip, out[0], kStrip);
+  for (int64_t r = 0; r < rows; ++r) _mm512_storeu_ps(c + r * ldc, _mm512_load_ps(out[r]));
 }
 
 // A tile of rows of x, block by block.
@@ -205,7 +206,7 @@ struct TileOfX {
 // One tile of rows: a strip is expanded while the same strip of two blocks before is multiplied,
 // whose stores have arrived by then.
 template <DType kType>
-void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
+void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, int64_t ldc) {
   constexpr bool kPlain = kType == DType::kBF16;
   constexpr int64_t kBehind = kPlain ? 0 : 2;
   alignas(64) Tile ring[kPlain ? 1 : 4][kStrips];
@@ -241,7 +242,7 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c) {
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
   MemoryBarrier();
-  for (int32_t s = 0; s < kStrips; ++s) PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip);
+  for (int32_t s = 0; s < kStrips; ++s) PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip, ldc);
 }
 
 // Blocks that are expanded together, and kept in L1 beside those of the next run.
@@ -324,7 +325,7 @@ void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const Til
 
 template <DType kType>
 void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-               float* c) {
+               float* c, int64_t ldc) {
   constexpr bool kPlain = kType == DType::kBF16;
   alignas(64) Tile room[2][kPlain ? 1 : kRunBlocks * kStrips];
   alignas(64) float sums[kStrips][kMaxRows / kTileRows][kSums];
@@ -359,41 +360,41 @@ void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int
     MemoryBarrier();
   }
   for (int64_t t = 0; t < num_tiles; ++t) {
-    float* out = c + t * kTileRows * kDotColumns;
+    float* out = c + t * kTileRows * ldc;
     const int64_t rows = x.RowsOfTile(first_tile + t);
-    PutSums(sums[0][t], rows, out);
-    PutSums(sums[1][t], rows, out + kStrip);
+    PutSums(sums[0][t], rows, out, ldc);
+    PutSums(sums[1][t], rows, out + kStrip, ldc);
   }
 }
 
 template <DType kType>
 void Panel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-           float* c) {
-  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c);
-  ManyTiles<kType>(panel, x, first_tile, num_tiles, c);
+           float* c, int64_t ldc) {
+  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c, ldc);
+  ManyTiles<kType>(panel, x, first_tile, num_tiles, c, ldc);
 }
 
 void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c) {
+                 int64_t num_tiles, float* c, int64_t ldc) {
   switch (type) {
     case DType::kBF16:
-      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ4_0:
-      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ4_1:
-      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ5_0:
-      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ5_1:
-      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ8_0:
-      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ4_K:
-      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ5_K:
-      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c, ldc);
     case DType::kQ6_K:
-      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c);
+      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c, ldc);
     default:
       break;
   }
@@ -403,9 +404,9 @@ void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t f
 }  // namespace amx
 
 void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c) {
+                 int64_t num_tiles, float* c, int64_t ldc) {
   ConfigureTiles();
-  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c);
+  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c, ldc);
 }
 
 }  // namespace quire::kernels

@@ -37,19 +37,19 @@ struct DotRows {
 inline constexpr int32_t kDotColumns = ColumnsOf(PanelLayout::kValues);
 
 // c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and the columns of one
-// packed panel (kValues). c: [rows][kDotColumns], 64-byte aligned.
+// packed panel (kValues). c: [rows][kDotColumns], row stride ldc.
 using DotPanelFn = void (*)(DType type, const std::byte* panel, const DotRows& x,
-                            int64_t first_tile, int64_t num_tiles, float* c);
+                            int64_t first_tile, int64_t num_tiles, float* c, int64_t ldc);
 
 void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                      int64_t num_tiles, float* c);
+                      int64_t num_tiles, float* c, int64_t ldc);
 #if defined(__x86_64__)
 void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                  int64_t num_tiles, float* c);
+                  int64_t num_tiles, float* c, int64_t ldc);
 void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c);
+                    int64_t num_tiles, float* c, int64_t ldc);
 void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c);
+                 int64_t num_tiles, float* c, int64_t ldc);
 #endif
 
 }  // namespace quire::kernels

@@ -1,7 +1,8 @@
 // kernels/cpu/transpose_avx512-inl.h -- 16 x 16 words of 32 bits, rows to columns. No include guard
 // and no includes: see isa_target.h.
 
-// to[j][i] = from[i][j]; ld_from and ld_to are words from row to row; rows are 64-byte aligned.
+// to[j][i] = from[i][j]; ld_from and ld_to are words from row to row; those of
+// `from` are 16-byte aligned.
 // Quarters of rows are put together as they are loaded, which leaves two rounds of shuffles.
 inline void Transpose16(const float* from, int64_t ld_from, float* to, int64_t ld_to) {
   for (int quarter = 0; quarter < 4; ++quarter) {
@@ -18,9 +19,9 @@ inline void Transpose16(const float* from, int64_t ld_from, float* to, int64_t l
     const __m512 a = _mm512_unpacklo_ps(row[0], row[1]), b = _mm512_unpackhi_ps(row[0], row[1]);
     const __m512 c = _mm512_unpacklo_ps(row[2], row[3]), d = _mm512_unpackhi_ps(row[2], row[3]);
     float* out = to + 4 * quarter * ld_to;
-    _mm512_store_ps(out, _mm512_shuffle_ps(a, c, 0x44));
-    _mm512_store_ps(out + ld_to, _mm512_shuffle_ps(a, c, 0xee));
-    _mm512_store_ps(out + 2 * ld_to, _mm512_shuffle_ps(b, d, 0x44));
-    _mm512_store_ps(out + 3 * ld_to, _mm512_shuffle_ps(b, d, 0xee));
+    _mm512_storeu_ps(out, _mm512_shuffle_ps(a, c, 0x44));
+    _mm512_storeu_ps(out + ld_to, _mm512_shuffle_ps(a, c, 0xee));
+    _mm512_storeu_ps(out + 2 * ld_to, _mm512_shuffle_ps(b, d, 0x44));
+    _mm512_storeu_ps(out + 3 * ld_to, _mm512_shuffle_ps(b, d, 0xee));
   }
 }
