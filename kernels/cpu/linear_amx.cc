@@ -58,13 +58,12 @@ struct StripScales {
   alignas(64) float scale[kParts][kStrip];
   alignas(64) float min[kStrip];
 
-  explicit StripScales(Decoder<kType, PanelLayout::kValues>& d) {
+  void Set(Decoder<kType, PanelLayout::kValues>& d) {
     for (int part = 0; part < kParts; ++part) {
       d.Scale(part);
       V::Store(scale[part], d.scale_);
     }
     if constexpr (kFormat.has_min) V::Store(min, d.min_);
-    MemoryBarrier();
   }
   // Values of codes, which are whole numbers.
   __m512 Values(__m512 codes, int c, int part = 0) const {
@@ -141,15 +140,11 @@ void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile
   }
 }
 
-// The sixteen columns of strip `strip` of a block of 32 k.
+// The sixteen columns of strip `strip` of the sub-block at `sub`.
 template <DType kType>
-void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
+void Expand(const std::byte* sub, int32_t strip, const StripScales<kType>& s, Tile& out) {
   constexpr BlockFormat kFormat = FormatOf(kType, PanelLayout::kValues);
-  PrefetchAhead<kType, kStrips, PanelLayout::kValues>(panel, block, strip);
-  Decoder<kType, PanelLayout::kValues> d;
-  d.Begin(panel, block, strip * kStrip);
-  const StripScales<kType> s(d);
-  const std::byte* codes = d.sub_ + kFormat.codes_offset();
+  const std::byte* codes = sub + kFormat.codes_offset();
   if constexpr (kFormat.bits == 8) {
     const std::byte* bytes = codes + strip * kStrip * kDotBlock;
     for (int c = 0; c < kStrip; ++c, bytes += kDotBlock) {
@@ -161,7 +156,7 @@ void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
     }
   } else {
     const std::byte* rows = codes + 64 * 4 * strip;
-    const std::byte* more = d.sub_ + kFormat.high_offset();
+    const std::byte* more = sub + kFormat.high_offset();
     __m512i high[2] = {};
     if constexpr (kFormat.bits == 5) high[0] = high[1] = V::LoadU32(more + 64 * strip);
     if constexpr (kFormat.bits == 6) {
@@ -174,6 +169,46 @@ void Expand(const std::byte* panel, int64_t block, int32_t strip, Tile& out) {
     ExpandFour<kType, 3>(s, V::LoadU32(rows + 192), high[1], out);
   }
 }
+
+// A panel's strips of 16 columns and 32 k, k ascending, one after the other. Scales are read a step
+// ahead: their way through memory takes as long as half an expansion.
+template <DType kType>
+class Expander {
+ public:
+  explicit Expander(const std::byte* panel, int64_t blocks)
+      : panel_(panel), num_strips_(blocks * kStrips) {
+    Prepare(0);
+  }
+  void Next(Tile& out) {
+    const std::byte* sub = sub_;
+    const int64_t i = next_++;
+    const auto strip = static_cast<int32_t>(i % kStrips);
+    PrefetchAhead<kType, kStrips, PanelLayout::kValues>(panel_, i / kStrips, strip);
+    if (next_ < num_strips_) Prepare(next_);
+    MemoryBarrier();
+    Expand<kType>(sub, strip, scales_[i % 2], out);
+  }
+
+ private:
+  void Prepare(int64_t i) {
+    Decoder<kType, PanelLayout::kValues> d;
+    d.Begin(panel_, i / kStrips, static_cast<int32_t>(i % kStrips) * kStrip);
+    sub_ = d.sub_;
+    scales_[i % 2].Set(d);
+  }
+
+  const std::byte* panel_;
+  const std::byte* sub_ = nullptr;  // of strip next_
+  int64_t num_strips_;
+  int64_t next_ = 0;
+  StripScales<kType> scales_[2];
+};
+template <>
+class Expander<DType::kBF16> {
+ public:
+  Expander(const std::byte*, int64_t) {}
+  void Next(Tile&) {}
+};
 
 // c[r][..] of the tile's rows, sixteen columns.
 void PutSums(const float* sums, int64_t rows, float* c, int64_t ldc) {
@@ -213,6 +248,7 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, i
   alignas(64) float sums[kStrips][kSums];
   const TileOfX rows(x, tile);
   const auto* plain = reinterpret_cast<const Tile*>(panel);
+  Expander<kType> expander(panel, x.blocks);
   _tile_zero(0);
   _tile_zero(1);
   MemoryBarrier();
@@ -222,7 +258,7 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, i
     const bool multiply = done >= 0;
     const Tile* w = kPlain ? plain + done * kStrips : ring[done & 3];
     if constexpr (!kPlain) {
-      if (expand) Expand<kType>(panel, b, 0, ring[b & 3][0]);
+      if (expand) expander.Next(ring[b & 3][0]);
       MemoryBarrier();
     }
     if (multiply) {
@@ -231,7 +267,7 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, i
       _tile_dpbf16ps(0, 6, 4);
     }
     if constexpr (!kPlain) {
-      if (expand) Expand<kType>(panel, b, 1, ring[b & 3][1]);
+      if (expand) expander.Next(ring[b & 3][1]);
       MemoryBarrier();
     }
     if (multiply) {
@@ -248,34 +284,22 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, i
 // Blocks that are expanded together, and kept in L1 beside those of the next run.
 constexpr int64_t kRunBlocks = 8;
 
-// Expands a run's tiles bit by bit, between the products of the run before.
+// A run's tiles that are expanded bit by bit, between the products of the run before.
 template <DType kType>
-struct Expansion {
-  const std::byte* panel;
-  int64_t first = 0, num_tiles = 0, done = 0;
+struct RunAhead {
+  Expander<kType> expander;
   Tile* to = nullptr;
+  int64_t left = 0;
 
-  void Begin(int64_t first_block, int64_t num_blocks, Tile* tiles) {
-    first = first_block;
-    num_tiles = num_blocks * kStrips;
-    done = 0;
-    to = tiles;
-  }
   void Next() {
-    if (done >= num_tiles) return;
-    const auto s = static_cast<int32_t>(done % kStrips);
-    Expand<kType>(panel, first + done / kStrips, s, to[done]);
-    ++done;
+    if (left == 0) return;
+    expander.Next(*to++);
+    --left;
   }
   void Finish() {
-    while (done < num_tiles) Next();
+    while (left > 0) Next();
     MemoryBarrier();
   }
-};
-template <>
-struct Expansion<DType::kBF16> {
-  const std::byte* panel;
-  void Next() {}
 };
 
 // sums of two strips and one or two tiles of rows, over num_blocks blocks; c1 and c0 are sums of a
@@ -284,7 +308,7 @@ struct Expansion<DType::kBF16> {
 template <DType kType, int kTiles>
 void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const TileOfX& xb,
                  int64_t b0, bool first, float* c0, float* c1, int64_t every,
-                 Expansion<kType>& next) {
+                 RunAhead<kType>& next) {
   if (first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -333,8 +357,11 @@ void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int
   const int64_t pairs = (num_tiles + 1) / 2;
   // Products of a run have pairs * kRunBlocks places for its successor's 2 * kRunBlocks tiles.
   const int64_t every = pairs / kStrips < 1 ? 1 : pairs / kStrips;
-  Expansion<kType> next{panel};
-  if constexpr (!kPlain) next.Begin(0, x.blocks / num_runs, room[0]);
+  RunAhead<kType> next{Expander<kType>(panel, x.blocks)};
+  if constexpr (!kPlain) {
+    next.to = room[0];
+    next.left = x.blocks / num_runs * kStrips;
+  }
   for (int64_t run = 0; run < num_runs; ++run) {
     const int64_t b0 = x.blocks * run / num_runs;
     const int64_t end = x.blocks * (run + 1) / num_runs;
@@ -344,7 +371,8 @@ void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int
     } else {
       next.Finish();
       const int64_t after = run + 1 < num_runs ? x.blocks * (run + 2) / num_runs : end;
-      next.Begin(end, after - end, room[(run + 1) % 2]);
+      next.to = room[(run + 1) % 2];
+      next.left = (after - end) * kStrips;
     }
     MemoryBarrier();
     int64_t t = 0;
