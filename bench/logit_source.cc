@@ -26,6 +26,7 @@ constexpr Setting kSettings[] = {
     {"compute", &RuntimeOptions::compute},
     {"cpu_isa", &RuntimeOptions::cpu_isa},
     {"kv_cache_dtype", &RuntimeOptions::kv_cache_dtype},
+    {"quantization", &RuntimeOptions::quantization},
 };
 
 class OwnModel : public LogitSource {

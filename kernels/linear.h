@@ -20,6 +20,7 @@
 #include "base/tensor_view.h"
 #include "base/thread_pool.h"
 #include "kernels/compute_type.h"
+#include "kernels/quantize.h"
 
 namespace quire::kernels {
 
@@ -35,10 +36,11 @@ class PackedWeight {
 
   // w: [n, k], any of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; k is a
   // multiple of the block size. The source is not kept. kBF16 rounds F32 and F16 to BF16,
-  // kI8 all plain types to Q8_0.
+  // kI8 all plain types to Q8_0, unless `quantization` asks for less.
   // ERRORS: kUnimplemented naming the type; kInvalidArgument for a shape that does not fit.
   static absl::StatusOr<PackedWeight> Pack(const TensorView& w, ThreadPool& pool,
-                                           ComputeType compute = ComputeType::kF32);
+                                           ComputeType compute = ComputeType::kF32,
+                                           Quantization quantization = Quantization::kNone);
 
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }

@@ -8,6 +8,7 @@
 
 #include "kernels/block_format.h"
 #include "kernels/linear.h"
+#include "kernels/quantize.h"
 #include "kernels/weight_memory.h"
 
 namespace quire::kernels {
@@ -207,30 +208,6 @@ void PackPanel(DType type, PanelLayout layout, const std::byte* rows, int64_t nu
   }
 }
 
-// Values of a plain type in the form that a file of `to` (BF16, Q8_0) would have.
-std::vector<std::byte> Rounded(DType from, const std::byte* source, int64_t count, DType to) {
-  std::vector<float> values(static_cast<size_t>(count));
-  Dequantize(from, source, count, values.data());
-  std::vector<std::byte> out(BytesFor(to, values.size()));
-  if (to == DType::kBF16) {
-    for (size_t i = 0; i < values.size(); ++i) Put(out.data(), i, FloatToBF16(values[i]));
-    return out;
-  }
-  // As ggml's quantiser: the scale that is divided by is not yet rounded to fp16.
-  std::byte* block = out.data();
-  for (size_t i = 0; i < values.size(); i += kSubBlock, block += 2 + kSubBlock) {
-    float max = 0.0f;
-    for (size_t j = i; j < i + kSubBlock; ++j) max = std::max(max, std::abs(values[j]));
-    const float d = max / 127.0f;
-    const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
-    Put(block, 0, FloatToF16(d));
-    for (size_t j = 0; j < kSubBlock; ++j) {
-      Put(block + 2, j, static_cast<int8_t>(std::round(values[i + j] * inverse)));
-    }
-  }
-  return out;
-}
-
 bool IsWeightType(DType type) {
   return FormatOf(type).is_block() || type == DType::kF32 || type == DType::kF16 ||
          type == DType::kBF16;
@@ -241,7 +218,7 @@ bool IsWeightType(DType type) {
 void PackedWeight::Free::operator()(std::byte* p) const { FreeWeights(p); }
 
 absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool& pool,
-                                                ComputeType compute) {
+                                                ComputeType compute, Quantization quantization) {
   const DTypeInfo info = InfoOf(w.dtype);
   if (!IsWeightType(w.dtype)) {
     return Error(absl::StatusCode::kUnimplemented,
@@ -265,9 +242,9 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
   PackedWeight out;
   out.n_ = n;
   out.k_ = k;
-  out.compute_ = ResolveCompute(compute, w.dtype);
-  out.dtype_ = w.dtype;
-  if (!FormatOf(w.dtype).is_block()) {
+  out.dtype_ = QuantizedType(quantization, w.dtype, k);
+  out.compute_ = ResolveCompute(compute, out.dtype_);
+  if (!FormatOf(out.dtype_).is_block()) {
     if (out.compute_ == ComputeType::kI8 && k % kSubBlock != 0) out.compute_ = ComputeType::kF32;
     if (out.compute_ == ComputeType::kBF16) out.dtype_ = DType::kBF16;
     if (out.compute_ == ComputeType::kI8) out.dtype_ = DType::kQ8_0;
@@ -295,8 +272,8 @@ absl::StatusOr<PackedWeight> PackedWeight::Pack(const TensorView& w, ThreadPool&
     if (out.dtype_ == w.dtype) {
       PackPanel(w.dtype, layout, rows, num_rows, k, to);
     } else {
-      const std::vector<std::byte> rounded = Rounded(w.dtype, rows, num_rows * k, out.dtype_);
-      PackPanel(out.dtype_, layout, rounded.data(), num_rows, k, to);
+      const std::vector<std::byte> quantized = Quantized(w.dtype, rows, num_rows * k, out.dtype_);
+      PackPanel(out.dtype_, layout, quantized.data(), num_rows, k, to);
     }
   });
   return out;

@@ -71,15 +71,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
                                                          ThreadPool& pool) {
   std::unique_ptr<Decoder> decoder(new Decoder(config, pool));
   RETURN_IF_ERROR(decoder->PlanCache(options));
-  RETURN_IF_ERROR(decoder->Load(weights, options.compute));
+  RETURN_IF_ERROR(decoder->Load(weights, options));
   return decoder;
 }
 
 absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& weight,
                                                             const std::optional<TensorView>& bias,
-                                                            kernels::ComputeType compute) {
+                                                            const DecoderOptions& options) {
   Projection p;
-  ASSIGN_OR_RETURN(p.weight, kernels::PackedWeight::Pack(weight, pool_, compute));
+  ASSIGN_OR_RETURN(
+      p.weight, kernels::PackedWeight::Pack(weight, pool_, options.compute, options.quantization));
   weight_bytes_ += p.weight.bytes();
   if (bias) {
     ASSIGN_OR_RETURN(p.bias, ToFloats(*bias));
@@ -87,7 +88,7 @@ absl::StatusOr<Decoder::Projection> Decoder::LoadProjection(const TensorView& we
   return p;
 }
 
-absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType compute) {
+absl::Status Decoder::Load(const ModelWeights& weights, const DecoderOptions& options) {
   for (const RopeConfig& rope : config_.ropes) {
     ropes_.push_back(IsLengthDependent(rope) ? RopeFrequencies{}
                                              : ComputeRope(rope, config_.max_position, 0));
@@ -97,11 +98,11 @@ absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType com
     ASSIGN_OR_RETURN(out.weight, ToFloats(*view));
     return absl::OkStatus();
   };
-  const auto projection = [this, compute](const std::optional<TensorView>& view,
-                                          const std::optional<TensorView>& bias,
-                                          Projection& out) -> absl::Status {
+  const auto projection = [this, &options](const std::optional<TensorView>& view,
+                                           const std::optional<TensorView>& bias,
+                                           Projection& out) -> absl::Status {
     if (!view) return absl::OkStatus();
-    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias, compute));
+    ASSIGN_OR_RETURN(out, LoadProjection(*view, bias, options));
     return absl::OkStatus();
   };
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -123,8 +124,13 @@ absl::Status Decoder::Load(const ModelWeights& weights, kernels::ComputeType com
   }
   RETURN_IF_ERROR(norm(weights.final_norm, final_norm_));
   const bool tied = !weights.lm_head.has_value();
+  // Four bits cost the head's many close logits more than its bytes are worth.
+  DecoderOptions of_head = options;
+  if (options.quantization == kernels::Quantization::kInt4) {
+    of_head.quantization = kernels::Quantization::kInt8;
+  }
   ASSIGN_OR_RETURN(head_,
-                   LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt, compute));
+                   LoadProjection(tied ? weights.embed : *weights.lm_head, std::nullopt, of_head));
   if (!tied) {
     ASSIGN_OR_RETURN(embedding_, kernels::PackedWeight::Pack(weights.embed, pool_));
     weight_bytes_ += embedding_.bytes();

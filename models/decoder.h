@@ -25,6 +25,7 @@ struct DecoderOptions {
   const kernels::AttentionBackend* attention = nullptr;
   const kernels::AttentionBackend* sliding_attention = nullptr;  // null: `attention`
   kernels::ComputeType compute = kernels::ComputeType::kF32;     // of linear layers
+  kernels::Quantization quantization = kernels::Quantization::kNone;
   DType kv_dtype = DType::kF32;
   // What attention's products are computed in, where its kernel offers that; else float32.
   DType attention_dot = DType::kF32;
@@ -78,11 +79,11 @@ class Decoder : public Model {
   struct Activations;
 
   Decoder(const ModelConfig& config, ThreadPool& pool) : config_(config), pool_(pool) {}
-  absl::Status Load(const ModelWeights& weights, kernels::ComputeType compute);
+  absl::Status Load(const ModelWeights& weights, const DecoderOptions& options);
   absl::Status PlanCache(const DecoderOptions& options);
   absl::StatusOr<Projection> LoadProjection(const TensorView& weight,
                                             const std::optional<TensorView>& bias,
-                                            kernels::ComputeType compute);
+                                            const DecoderOptions& options);
   std::vector<const kernels::PackedWeight*> LinearWeights() const;
   void PlanScratch();
   // Scratch of RunLinear for `tokens` rows of any layer and `rows` of the head.

@@ -77,6 +77,7 @@ absl::Status DraftModelProposer::Init(const DraftModelOptions& options, const Mo
                                            {.attention = attention.full,
                                             .sliding_attention = attention.sliding,
                                             .compute = options.compute,
+                                            .quantization = options.quantization,
                                             .kv_dtype = options.kv_dtype,
                                             .attention_dot = options.attention_dot,
                                             .block_size = options.block_size},

@@ -40,6 +40,7 @@ struct DraftModelOptions {
   std::string model;  // as RuntimeOptions::model
   std::string attention = "flash";
   kernels::ComputeType compute = kernels::ComputeType::kF32;
+  kernels::Quantization quantization = kernels::Quantization::kNone;
   DType kv_dtype = DType::kF32;
   DType attention_dot = DType::kF32;
   int32_t block_size = 16;

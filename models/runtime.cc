@@ -94,6 +94,7 @@ class Runtime : public ModelRuntime {
   LoadedCheckpoint checkpoint_;
   std::string attention_name_;
   std::string weight_format_;
+  kernels::Quantization quantization_ = kernels::Quantization::kNone;
   DType kv_dtype_ = DType::kF32;
   DType attention_dot_ = DType::kF32;
   int32_t max_model_len_ = 0;
@@ -125,6 +126,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
                    kernels::ParseAttention(options.attention));
   attention_name_ = attention.ToString();
   ASSIGN_OR_RETURN(const kernels::ComputeType compute, kernels::FindCompute(options.compute));
+  ASSIGN_OR_RETURN(quantization_, kernels::FindQuantization(options.quantization));
   pool_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                : NumPhysicalCores());
 
@@ -138,7 +140,12 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : longest;
   weight_format_ = MainFormat(*checkpoint_.weights);
   ASSIGN_OR_RETURN(const ModelWeights weights, BindWeights(config, *checkpoint_.weights));
-  const kernels::ComputeType in_layers = ResolveCompute(compute, MainType(weights));
+  const DType stored = MainType(weights);
+  const DType main = kernels::QuantizedType(quantization_, stored, config.hidden_dim);
+  if (kernels::QuantizedType(quantization_, stored, kernels::kPanel) != stored) {
+    weight_format_ += fmt::format(", loaded as {}", NameOf(quantization_));
+  }
+  const kernels::ComputeType in_layers = ResolveCompute(compute, main);
   ASSIGN_OR_RETURN(kv_dtype_, ParseKvDtype(options.kv_cache_dtype, in_layers));
   // Products of rounded keys need no more than products with weights do. Without tiles float32 is
   // no slower.
@@ -149,6 +156,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
                                            {.attention = attention.full,
                                             .sliding_attention = attention.sliding,
                                             .compute = compute,
+                                            .quantization = quantization_,
                                             .kv_dtype = kv_dtype_,
                                             .attention_dot = attention_dot_,
                                             .block_size = options.block_size},
@@ -173,6 +181,7 @@ absl::Status Runtime::LoadDraftModel() {
       DraftModelProposer::Load({.model = options_.draft_model,
                                 .attention = attention_name_,
                                 .compute = model_->compute(),
+                                .quantization = quantization_,
                                 .kv_dtype = kv_dtype_,
                                 .attention_dot = attention_dot_,
                                 .block_size = options_.block_size,
@@ -227,8 +236,8 @@ absl::Status Runtime::BuildCache() {
   blocks_ = std::make_unique<BlockManager>(layout, page_pools_, cache, host_pools_);
   if (options_.cache_directory.empty()) return absl::OkStatus();
   page_fingerprint_ = fmt::format(
-      "{} {} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
-      attention_name_, compute(), KvDtypeName(kv_dtype_), layout.block_size);
+      "{} {} {} {} {} kv {} block {}", WeightsFingerprint(*checkpoint_.weights), ConfigText(),
+      attention_name_, NameOf(quantization_), compute(), KvDtypeName(kv_dtype_), layout.block_size);
   if (options_.cache_directory_bytes == 0) return absl::OkStatus();
   if (host_pools_.empty()) {
     return InvalidArgument(

@@ -33,6 +33,7 @@ struct RuntimeOptions {
   std::string attention = "flash";  // as kernels/attention_choice.h says
   std::string attention_library;    // a shared object with one more kernel; "" = none
   std::string compute = "auto";     // of linear layers: auto, float32, bf16, int8
+  std::string quantization = "none";  // of weights stored in 16 or 32 bits: none, int8, int4
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;              // kernel threads, the engine's included; 0 = physical cores
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, float16, int8

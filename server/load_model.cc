@@ -140,6 +140,7 @@ RuntimeOptions ToRuntimeOptions(const ServerOptions& options) {
           .attention = options.attention,
           .attention_library = options.attention_library,
           .compute = options.compute,
+          .quantization = options.quantization,
           .cpu_isa = options.cpu_isa,
           .num_threads = options.num_threads,
           .kv_cache_dtype = options.kv_cache_dtype,

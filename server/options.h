@@ -73,6 +73,7 @@ struct ServerOptions {
   // Compute.
   std::string attention = "flash";
   std::string compute = "auto";
+  std::string quantization = "none";
   std::string attention_library;
   std::string cpu_isa = "auto";
   int32_t num_threads = 0;
@@ -225,10 +226,18 @@ struct ServerOptions {
     visit(OptionInfo{"attention_library", "path",
                      "a shared object with an attention kernel of your own; empty: none"},
           o.attention_library);
-    visit(OptionInfo{"compute", "type",
-                     "of products with weights; auto: the fastest here that rounds no weight", 0, 0,
-                     "", "auto|float32|bf16|int8"},
-          o.compute);
+    visit(
+        OptionInfo{
+            "compute", "type",
+            "of products with weights; auto: float32 for weights of 16 or 32 bits, else bf16 "
+            "with AMX, int8 with AVX2",
+            0, 0, "", "auto|float32|bf16|int8"},
+        o.compute);
+    visit(OptionInfo{"quantization", "type",
+                     "what weights stored in 16 or 32 bits become when they are loaded; quantised "
+                     "ones stay as they are",
+                     0, 0, "", "none|int8|int4"},
+          o.quantization);
     visit(OptionInfo{"cpu_isa", "name", "instruction set of the kernels; auto: the best here"},
           o.cpu_isa);
     visit(OptionInfo{"num_threads", "threads", "of the kernels; 0: as many as physical cores", 0,

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "models/executor.h"
 #include "scheduler/scheduler.h"
 #include "tests/support/edited_model.h"
@@ -303,6 +305,26 @@ TEST(Runtime, KvCacheTypesServe) {
     EXPECT_EQ((*runtime)->kv_cache_dtype(), dtype);
     EXPECT_EQ((*runtime)->memory().bytes_per_token, 3 * 2 * 2 * bytes);
   }
+}
+
+// Of the model's matrices those with rows of 64 values change, those of 48 don't.
+TEST(Runtime, QuantizationAtLoad) {
+  int64_t last = std::numeric_limits<int64_t>::max();
+  for (const char* name : {"none", "int8", "int4"}) {
+    RuntimeOptions o = Small();
+    o.quantization = name;
+    const auto runtime = ModelRuntime::Load(o);
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    EXPECT_LT((*runtime)->memory().weights, last) << name;
+    last = (*runtime)->memory().weights;
+    EXPECT_EQ(
+        (*runtime)->weight_format().find(std::string("loaded as ") + name) != std::string::npos,
+        std::string_view(name) != "none")
+        << (*runtime)->weight_format();
+  }
+  RuntimeOptions o = Small();
+  o.quantization = "awq";
+  EXPECT_NE(Message(ModelRuntime::Load(o).status()).find("quantization=awq"), std::string::npos);
 }
 
 }  // namespace
