@@ -18,7 +18,7 @@
 #define QUIRE_BEGIN_VNNI \
   _Pragma("clang attribute push(__attribute__((target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni\"))), apply_to = function)")
 #define QUIRE_BEGIN_AMX \
-  _Pragma("clang attribute push(__attribute__((target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8\"))), apply_to = function)")
+  _Pragma("clang attribute push(__attribute__((target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,prfchw,amx-tile,amx-bf16,amx-int8\"))), apply_to = function)")
 #define QUIRE_BEGIN_AVX2 \
   _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to = function)")
 #define QUIRE_END_ISA _Pragma("clang attribute pop")
@@ -36,7 +36,7 @@
   _Pragma("GCC target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni\")")
 #define QUIRE_BEGIN_AMX       \
   _Pragma("GCC push_options") \
-  _Pragma("GCC target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8\")")
+  _Pragma("GCC target(\"fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,prfchw,amx-tile,amx-bf16,amx-int8\")")
 #define QUIRE_BEGIN_AVX2 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define QUIRE_END_ISA _Pragma("GCC pop_options")

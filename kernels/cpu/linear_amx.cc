@@ -302,13 +302,31 @@ struct RunAhead {
   }
 };
 
+// Rows of the result that are written soon, asked for bit by bit: a store to a line that is not
+// there yet waits for memory, and few can.
+struct ResultRows {
+  float* c = nullptr;
+  int64_t ldc = 0;
+  int64_t left = 0;
+  int64_t at_once = 0;
+  ResultRows() = default;
+  ResultRows(float* c_, int64_t ldc_, int64_t rows, int64_t times)
+      : c(c_), ldc(ldc_), left(rows), at_once((rows + times - 1) / times) {}
+  void Next() {
+    for (int64_t i = 0; i < at_once && left > 0; ++i, --left, c += ldc) {
+      __builtin_prefetch(c, 1);
+      __builtin_prefetch(c + kStrip, 1);
+    }
+  }
+};
+
 // sums of two strips and one or two tiles of rows, over num_blocks blocks; c1 and c0 are sums of a
 // strip's first tile. w: tiles of the first strip, the second's beside them. Every `every` blocks a
 // tile of the next run is expanded.
 template <DType kType, int kTiles>
 void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const TileOfX& xb,
-                 int64_t b0, bool first, float* c0, float* c1, int64_t every,
-                 RunAhead<kType>& next) {
+                 int64_t b0, bool first, float* c0, float* c1, int64_t every, RunAhead<kType>& next,
+                 ResultRows y) {
   if (first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -334,6 +352,7 @@ void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const Til
       _tile_dpbf16ps(2, 6, 5);
       _tile_dpbf16ps(3, 7, 5);
     }
+    y.Next();
     if (--until == 0) {
       next.Next();
       until = every;
@@ -347,12 +366,22 @@ void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const Til
   }
 }
 
+using TileSums = float[kStrips][kMaxRows / kTileRows][kSums];
+
+void PutTile(const TileSums& sums, const DotRows& x, int64_t first_tile, int64_t t, float* c,
+             int64_t ldc) {
+  float* out = c + t * kTileRows * ldc;
+  MemoryBarrier();
+  PutSums(sums[0][t], x.RowsOfTile(first_tile + t), out, ldc);
+  PutSums(sums[1][t], x.RowsOfTile(first_tile + t), out + kStrip, ldc);
+}
+
 template <DType kType>
 void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
                float* c, int64_t ldc) {
   constexpr bool kPlain = kType == DType::kBF16;
   alignas(64) Tile room[2][kPlain ? 1 : kRunBlocks * kStrips];
-  alignas(64) float sums[kStrips][kMaxRows / kTileRows][kSums];
+  alignas(64) TileSums sums;
   const int64_t num_runs = (x.blocks + kRunBlocks - 1) / kRunBlocks;
   const int64_t pairs = (num_tiles + 1) / 2;
   // Products of a run have pairs * kRunBlocks places for its successor's 2 * kRunBlocks tiles.
@@ -375,23 +404,26 @@ void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int
       next.left = (after - end) * kStrips;
     }
     MemoryBarrier();
-    int64_t t = 0;
-    for (; t + 2 <= num_tiles; t += 2) {
-      MultiplyRun<kType, 2>(w, end - b0, TileOfX(x, first_tile + t), TileOfX(x, first_tile + t + 1),
-                            b0, run == 0, sums[0][t], sums[1][t], every, next);
-    }
-    if (t < num_tiles) {
-      const TileOfX last(x, first_tile + t);
-      MultiplyRun<kType, 1>(w, end - b0, last, last, b0, run == 0, sums[0][t], sums[1][t], every,
-                            next);
+    const bool last_run = run + 1 == num_runs;
+    int64_t t = 0, put = 0;
+    for (; t < num_tiles; t += 2) {
+      const int64_t rows = (t + 1 < num_tiles ? kTileRows : 0) +
+                           x.RowsOfTile(first_tile + (t + 1 < num_tiles ? t + 1 : t));
+      ResultRows y;
+      if (last_run) y = ResultRows(c + t * kTileRows * ldc, ldc, rows, end - b0);
+      const TileOfX xa(x, first_tile + t);
+      if (t + 1 < num_tiles) {
+        MultiplyRun<kType, 2>(w, end - b0, xa, TileOfX(x, first_tile + t + 1), b0, run == 0,
+                              sums[0][t], sums[1][t], every, next, y);
+      } else {
+        MultiplyRun<kType, 1>(w, end - b0, xa, xa, b0, run == 0, sums[0][t], sums[1][t], every,
+                              next, y);
+      }
+      // The tiles before have arrived in memory by now.
+      for (; last_run && put < t; ++put) PutTile(sums, x, first_tile, put, c, ldc);
     }
     MemoryBarrier();
-  }
-  for (int64_t t = 0; t < num_tiles; ++t) {
-    float* out = c + t * kTileRows * ldc;
-    const int64_t rows = x.RowsOfTile(first_tile + t);
-    PutSums(sums[0][t], rows, out, ldc);
-    PutSums(sums[1][t], rows, out + kStrip, ldc);
+    for (; last_run && put < num_tiles; ++put) PutTile(sums, x, first_tile, put, c, ldc);
   }
 }
 
