@@ -9,10 +9,6 @@
 
 static void Begin() { ConfigureTiles(); }
 
-static void StoreHigh(Vec x, uint16_t* p) {
-  const __m512i u = _mm512_srli_epi32(_mm512_castps_si512(x.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
-}
 // Numerators are no denormals, which this instruction would take for 0.
 static void StoreRounded(Vec x, uint16_t* p) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
