@@ -354,11 +354,16 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
 }
 
 template <typename Dot>
-inline void FlashItemOf(const FlashTask& t) {
-  const FlashPages pages = PagesOf(t);
+inline void FlashItemOf(const FlashTask& task) {
+  FlashTask t = task;
   const int32_t rows = t.item.num_q * (t.s->num_heads / t.s->num_kv_heads);
-  for (int32_t first = 0; first < rows; first += kFlashRows) {
-    FlashRowsPass<Dot>(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+  for (int32_t h = 0; h < task.item.num_kv_heads; ++h) {
+    t.item.kv_head = task.item.kv_head + h;
+    if (task.item.partial >= 0) t.item.partial = task.item.partial + h * task.item.partial_stride;
+    const FlashPages pages = PagesOf(t);
+    for (int32_t first = 0; first < rows; first += kFlashRows) {
+      FlashRowsPass<Dot>(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+    }
   }
 }
 

@@ -200,6 +200,18 @@ struct Bf16Dot {
     if (pages.page_size >= kDotRun && lo <= k0 && hi >= k0 + kDotRun && dims % 16 == 0) {
       return {reinterpret_cast<const uint16_t*>(pages.Value(k0, dv)) + dim0 * 2, int64_t{dv} * 2};
     }
+    if (lo <= k0 && hi >= k0 + kDotRun && dims % 16 == 0) {
+      const int32_t pairs = (pages.page_size < kDotRun ? pages.page_size : kDotRun) / 2;
+      for (int32_t i = 0; i < kPairs; i += pairs) {
+        const auto* src = reinterpret_cast<const uint16_t*>(pages.Value(k0 + 2 * i, dv)) + dim0 * 2;
+        for (int32_t j = 0; j < pairs; ++j) {
+          for (int32_t d = 0; d < dims; d += 16) {
+            __builtin_memcpy(copy + (i + j) * 128 + d * 2, src + (int64_t{j} * dv + d) * 2, 64);
+          }
+        }
+      }
+      return {copy, 128};
+    }
     for (int32_t i = 0; i < kPairs; ++i) {
       const int32_t key = k0 + 2 * i;
       uint16_t* const dst = copy + i * 128;
