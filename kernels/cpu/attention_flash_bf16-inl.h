@@ -242,27 +242,34 @@ struct Bf16Dot {
     return bad == 0;
   }
 
+  // The keys that all rows of a pass see.
+  struct KeyRange {
+    int32_t from, to;
+    // Whether they are all keys of [lo, hi) in the run at k0.
+    bool Holds(int32_t k0, int32_t lo, int32_t hi) const {
+      return k0 >= from / kDotRun * kDotRun && (k0 > from || from <= lo) &&
+             (k0 + kDotRun <= to || to >= hi);
+    }
+  };
+
   static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
                      int32_t hi) {
     const int32_t dv = t.s->head_dim_v;
-    int32_t all_from = lo;  // keys that all rows see
-    int32_t all_to = hi;
+    KeyRange shared = {lo, hi};
     for (int32_t r = 0; r < pass.num_rows; ++r) {
-      if (pass.from[r] > all_from) all_from = pass.from[r];
-      if (pass.to[r] < all_to) all_to = pass.to[r];
+      if (pass.from[r] > shared.from) shared.from = pass.from[r];
+      if (pass.to[r] < shared.to) shared.to = pass.to[r];
     }
     Pairs runs[kRuns];
     for (int32_t dim0 = 0; dim0 < dv; dim0 += kFlashValueDims) {
       const int32_t dims = dv - dim0 < kFlashValueDims ? dv - dim0 : kFlashValueDims;
+      if (ValuesFew(t, pages, pass, lo, hi, dim0, dims, shared)) continue;
       bool finite = true;
       for (int32_t k0 = pass.runs_from; k0 < hi; k0 += kDotRun) {
         const int32_t n = (k0 - pass.split) / kDotRun;
         PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
         runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
-        const bool shared = k0 >= all_from / kDotRun * kDotRun &&
-                            (k0 > all_from || all_from <= lo) &&
-                            (k0 + kDotRun <= all_to || all_to >= hi);
-        if (!shared && !AllFinite(runs[n], dims)) finite = false;
+        if (!shared.Holds(k0, lo, hi) && !AllFinite(runs[n], dims)) finite = false;
       }
       if (finite) {
         Multiply(t, pass, runs, 0, pass.num_rows, pass.runs_from, pass.runs_to, dim0, dims);
@@ -408,12 +415,16 @@ struct Bf16Dot {
     const FlushDenormals flush;
     MultiplyFlushed(t, pass, runs, row, num_rows, from, to, dim0, dims);
   }
-  static void Begin() {}
+  static void Begin(int32_t) {}
+  static bool ValuesFew(const FlashTask&, const FlashPages&, const FlashPass&, int32_t, int32_t,
+                        int32_t, int32_t, KeyRange) {
+    return false;
+  }
 #endif
 };
 
 void FlashItemBF16(const FlashTask& t) {
-  Bf16Dot::Begin();
+  Bf16Dot::Begin(t.item.num_q * (t.s->num_heads / t.s->num_kv_heads));
   FlashItemOf<Bf16Dot>(t);
 }
 
