@@ -119,10 +119,8 @@ struct Bf16Dot {
   static void Transform(const FlashTask& t, const FlashPass& pass, int32_t r, float* s, int32_t v0,
                         int32_t v1) {
     const AttentionShape& shape = *t.s;
-    const int32_t group = shape.num_heads / shape.num_kv_heads;
     const float* slopes = t.a->alibi_slopes;
-    const Vec slope =
-        Set1(slopes != nullptr ? slopes[pass.HeadOf(r, group, t.item.kv_head)] : 0.0f);
+    const Vec slope = Set1(slopes != nullptr ? slopes[pass.head[r]] : 0.0f);
     const Vec cap = Set1(shape.logit_softcap);
     for (int32_t v = v0; v < v1; ++v) {
       Vec x = Mul(Load(s + v * 16), Set1(kLn2));
