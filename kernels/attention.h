@@ -147,6 +147,10 @@ struct WorkItem {
   int32_t first_k, num_k;  // key positions
   int64_t partial;         // index into partial results, or -1: complete by itself
   int64_t prefix = -1;     // index of what the keys before first_k have given, or -1: nothing
+  // More than one: the heads from kv_head on, one after the other; what follows in memory is read
+  // by the same thread then. Their partial results lie partial_stride apart.
+  int32_t num_kv_heads = 1;
+  int64_t partial_stride = 0;
 };
 
 // A query row whose first keys are read together with those of other sequences.

@@ -37,6 +37,8 @@ namespace {
 constexpr int64_t kPartialBudget = int64_t{2} << 20;  // floats per run
 constexpr int64_t kItemsPerThread = 4;                // enough to balance, few enough to be cheap
 
+constexpr int32_t kReadBoundRows = 16;  // of a kv head: up to here memory is waited for
+
 constexpr int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
 
 struct ScratchLayout {
@@ -84,6 +86,11 @@ KeyRange UnionOf(const AttentionShape& s, int32_t first_pos, int32_t q0, int32_t
   const int32_t lo = std::max(0, FirstVisible(s, first_pos + q0));
   const int32_t hi = std::max(0, EndVisible(s, first_pos + q1 - 1, seqlen_k));
   return {std::min(lo, hi), hi};
+}
+
+// Blocks of kKeySplit that the keys [lo, hi) lie in.
+constexpr int32_t NumSplits(int32_t lo, int32_t hi) {
+  return (hi + kKeySplit - 1) / kKeySplit - lo / kKeySplit;
 }
 
 // Items for what groups of sequences read together, if there is room for what they give. Returns
@@ -140,7 +147,8 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
   const int32_t group = s.num_heads / s.num_kv_heads;
   const int32_t step = TokensPerItem(s);
   const int64_t per_row = s.num_heads * FlashPartialFloats(s);
-  int64_t total = 0;  // cost in row x key pairs
+  int64_t total = 0;       // cost in row x key pairs
+  int64_t num_blocks = 0;  // that one head's items may be cut into
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t first_pos = FirstPosition(m, seq);
     const int32_t n = NumQueries(m, seq);
@@ -149,16 +157,20 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
       const KeyRange k = UnionOf(s, first_pos, q0, q1, m.seqlens_k[static_cast<size_t>(seq)]);
       const int32_t lo = std::max(k.lo, plan.own[static_cast<size_t>(seq)].first);
       total += int64_t{k.hi - lo} * (q1 - q0) * group * s.num_kv_heads;
+      num_blocks += NumSplits(lo, k.hi);
     }
   }
   const int64_t target = num_threads > 1 ? total / (num_threads * kItemsPerThread) : total;
+  const bool few_items = num_blocks < num_threads * kItemsPerThread;
 
   const int64_t budget = PartialFloats(s);
   for (int32_t seq = 0; seq < m.num_seqs; ++seq) {
     const int32_t first_pos = FirstPosition(m, seq);
     const int32_t n = NumQueries(m, seq);
     const auto [shared_keys, prefix] = plan.own[static_cast<size_t>(seq)];
-    for (int32_t kv_head = 0; kv_head < s.num_kv_heads; ++kv_head) {
+    // Few rows are done as soon as their keys are read.
+    const int32_t heads = few_items || n * group > kReadBoundRows ? 1 : s.num_kv_heads;
+    for (int32_t kv_head = 0; kv_head < s.num_kv_heads; kv_head += heads) {
       for (int32_t q0 = 0; q0 < n; q0 += step) {
         const int32_t q1 = std::min(n, q0 + step);
         KeyRange k = UnionOf(s, first_pos, q0, q1, m.seqlens_k[static_cast<size_t>(seq)]);
@@ -170,19 +182,26 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
                       .first_k = k.lo,
                       .num_k = k.hi - k.lo,
                       .partial = -1,
-                      .prefix = prefix < 0 ? -1 : prefix + q0 * per_row};
-        const int64_t rows = int64_t{q1 - q0} * group;
+                      .prefix = prefix < 0 ? -1 : prefix + q0 * per_row,
+                      .num_kv_heads = heads};
+        const int64_t rows = int64_t{q1 - q0} * group * heads;
         const int32_t first_split = k.lo / kKeySplit;
-        const int32_t num_splits = (k.hi + kKeySplit - 1) / kKeySplit - first_split;
-        const int64_t per_split = rows * FlashPartialFloats(s);
+        const int32_t num_splits = NumSplits(k.lo, k.hi);
+        const int64_t per_split = rows / heads * FlashPartialFloats(s);
         const bool cut = num_threads > 1 && num_splits > 1 && rows * (k.hi - k.lo) > target &&
-                         partial + num_splits * per_split <= budget;
+                         partial + heads * num_splits * per_split <= budget;
         if (!cut) {
           plan.items.push_back(item);
           continue;
         }
-        item.partial = partial;
-        plan.merges.push_back(item);
+        item.partial_stride = num_splits * per_split;
+        for (int32_t h = 0; h < heads; ++h) {
+          WorkItem merge = item;
+          merge.kv_head = kv_head + h;
+          merge.num_kv_heads = 1;
+          merge.partial = partial + h * item.partial_stride;
+          plan.merges.push_back(merge);
+        }
         const int64_t splits_per_item = std::max<int64_t>(1, target / (rows * kKeySplit));
         for (int64_t i = 0; i < num_splits; i += splits_per_item) {
           const int64_t lo = (first_split + i) * kKeySplit;
@@ -193,7 +212,7 @@ void PlanFlash(const AttentionMetadata& m, const AttentionShape& s, int32_t num_
           part.partial = partial + i * per_split;
           plan.items.push_back(part);
         }
-        partial += num_splits * per_split;
+        partial += heads * item.partial_stride;
       }
     }
   }

@@ -4,12 +4,16 @@
 #include <cmath>
 
 #include "kernels/attention_common.h"
+#include "kernels/cpu_isa.h"
 #include "kernels/kv_layout.h"
+
+#define QUIRE_BODY "kernels/cpu/kv_write-inl.h"
+#include "kernels/cpu/foreach_isa-inl.h"
 
 namespace quire::kernels {
 namespace {
 
-constexpr int64_t kTokensPerTask = 32;
+constexpr int64_t kTokensPerTask = 16;
 
 size_t RoundUp64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
 
@@ -18,7 +22,7 @@ void Put(std::byte* p, int64_t i, float x) {
   if constexpr (kType == DType::kF32) {
     reinterpret_cast<float*>(p)[i] = x;
   } else {
-    reinterpret_cast<uint16_t*>(p)[i] = kType == DType::kBF16 ? FloatToBF16(x) : FloatToF16(x);
+    reinterpret_cast<uint16_t*>(p)[i] = FloatToF16(x);
   }
 }
 
@@ -71,7 +75,6 @@ void WriteToken(const AttentionMetadata& m, const AttentionShape& s, const KvWri
   std::byte* const v_page = PageAddress(w.v_base, page, w.page_stride);
   const float* k = w.k + token * s.num_kv_heads * s.head_dim;
   const float* v = w.v + token * s.num_kv_heads * s.head_dim_v;
-  constexpr int64_t kStep = kType == DType::kBF16 ? 2 : 1;  // from one value to the next
   for (int64_t h = 0; h < s.num_kv_heads; ++h, k += s.head_dim, v += s.head_dim_v) {
     if constexpr (kType == DType::kI8) {
       WriteCodes(k, s.head_dim, m.page_size, offset, true,
@@ -80,14 +83,23 @@ void WriteToken(const AttentionMetadata& m, const AttentionShape& s, const KvWri
                  v_page + h * ValueHeadBytes(s, m.page_size));
     } else {
       int64_t at = KeyIndex(s, m.page_size, h, 0, offset);
-      for (int64_t d = 0; d < s.head_dim; d += kStep, at += kStep * m.page_size) {
-        Put<kType>(k_page, at, k[d]);
-        if constexpr (kStep == 2) Put<kType>(k_page, at + 1, d + 1 < s.head_dim ? k[d + 1] : 0.0f);
-      }
+      for (int64_t d = 0; d < s.head_dim; ++d, at += m.page_size) Put<kType>(k_page, at, k[d]);
       at = ValueIndex(s, m.page_size, h, offset, 0);
-      for (int64_t d = 0; d < s.head_dim_v; ++d, at += kStep) Put<kType>(v_page, at, v[d]);
+      for (int64_t d = 0; d < s.head_dim_v; ++d, ++at) Put<kType>(v_page, at, v[d]);
     }
   }
+}
+
+// Whether a token's slot is the one behind its predecessor's, in the same page.
+bool Follows(const AttentionMetadata& m, int64_t token) {
+  const int64_t slot = m.write_table[static_cast<size_t>(token)];
+  return slot % m.page_size != 0 && slot == m.write_table[static_cast<size_t>(token) - 1] + 1;
+}
+
+// The first token from `token` on that begins a run in its page: threads share no run's lines.
+int64_t RunBegin(const AttentionMetadata& m, int64_t token) {
+  while (token > 0 && token < m.num_tokens && Follows(m, token)) ++token;
+  return token;
 }
 
 }  // namespace
@@ -101,14 +113,28 @@ size_t ValuePageBytes(const AttentionShape& s, int32_t page_size) {
 
 void WriteKv(const AttentionMetadata& m, const AttentionShape& s, const KvWrite& w,
              ThreadPool& pool) {
-  const auto write = s.kv_dtype == DType::kF32    ? WriteToken<DType::kF32>
-                     : s.kv_dtype == DType::kBF16 ? WriteToken<DType::kBF16>
-                     : s.kv_dtype == DType::kI8   ? WriteToken<DType::kI8>
-                                                  : WriteToken<DType::kF16>;
+  const auto write = s.kv_dtype == DType::kF32   ? WriteToken<DType::kF32>
+                     : s.kv_dtype == DType::kI8  ? WriteToken<DType::kI8>
+                     : s.kv_dtype == DType::kF16 ? WriteToken<DType::kF16>
+                                                 : nullptr;
+  const auto write_pairs = QUIRE_FOR_ISA(WriteTokensBF16);
   const int64_t tasks = (m.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   pool.ParallelFor(tasks, [&](int64_t task, int32_t) {
-    const int64_t end = std::min<int64_t>(m.num_tokens, (task + 1) * kTokensPerTask);
-    for (int64_t i = task * kTokensPerTask; i < end; ++i) write(m, s, w, i);
+    int64_t i = RunBegin(m, task * kTokensPerTask);
+    const int64_t end = RunBegin(m, std::min<int64_t>(m.num_tokens, (task + 1) * kTokensPerTask));
+    while (i < end) {
+      if (write != nullptr) {
+        write(m, s, w, i++);
+        continue;
+      }
+      const int64_t slot = m.write_table[static_cast<size_t>(i)];
+      DCHECK(slot >= 0, "write slot {} of token {}", slot, i);
+      int64_t next = i + 1;
+      while (next < end && Follows(m, next)) ++next;
+      write_pairs(m, s, w, i, static_cast<int32_t>(next - i), slot / m.page_size,
+                  slot % m.page_size);
+      i = next;
+    }
   });
 }
 

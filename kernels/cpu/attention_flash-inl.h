@@ -21,7 +21,9 @@ namespace quire::kernels::QUIRE_ISA {
 struct FlashPass {
   int32_t num_rows;
   int32_t first;              // the pass's first row, counted from the item's
+  int32_t item_lo, item_hi;   // keys that some row sees
   int32_t token[kFlashRows];  // row of q and of out
+  int32_t head[kFlashRows];
   int32_t pos[kFlashRows];
   int32_t lo[kFlashRows];  // visible keys of each row, within the item's key range
   int32_t hi[kFlashRows];
@@ -34,10 +36,6 @@ struct FlashPass {
   int32_t to[kFlashRows];
   int32_t runs_from;  // dot = BF16: runs of keys that some row sees
   int32_t runs_to;
-
-  int32_t HeadOf(int32_t r, int32_t group, int32_t kv_head) const {
-    return kv_head * group + (first + r) % group;
-  }
 };
 
 // Turns a row's scores of the keys [a, b) of the split into exp(score - max); lanes outside of it
@@ -128,7 +126,7 @@ inline void FinishRow(const AttentionShape& s, const AttentionArgs& a, int64_t r
   float scale = 0.0f;
   float lse = -__builtin_inff();
   if (max != -__builtin_inff()) {
-    lse = max + static_cast<float>(__builtin_log(static_cast<double>(sum)));
+    if (a.lse != nullptr) lse = max + static_cast<float>(__builtin_log(static_cast<double>(sum)));
     if (a.sinks != nullptr) {
       const float sink = a.sinks[head];
       const float top = sink > max ? sink : max;
@@ -242,12 +240,10 @@ struct Float32Dot {
   static void Softmax(const FlashTask& t, FlashPass& pass, int32_t r) {
     if (pass.from[r] >= pass.to[r]) return;
     const AttentionShape& s = *t.s;
-    const int32_t group = s.num_heads / s.num_kv_heads;
     const float* slopes = t.a->alibi_slopes;
     SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, pass.split, pass.from[r], pass.to[r],
-               pass.pos[r],
-               slopes != nullptr ? slopes + pass.HeadOf(r, group, t.item.kv_head) : nullptr,
-               &pass.max[r], &pass.sum[r]);
+               pass.pos[r], slopes != nullptr ? slopes + pass.head[r] : nullptr, &pass.max[r],
+               &pass.sum[r]);
   }
   static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
                      int32_t hi) {
@@ -257,32 +253,46 @@ struct Float32Dot {
   }
 };
 
-// One pass: rows [first, first + num_rows) of the item against the item's keys.
+// A kv head's share of a pass: the task with scratch of its own.
+struct FlashSection {
+  FlashTask t;
+  FlashPages pages;
+  FlashPass pass;
+};
+
+// Rows [first, first + num_rows) of the item: what they see, and their queries.
 template <typename Dot>
-inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t first,
-                          int32_t num_rows) {
+inline void BeginSection(FlashSection& section, int32_t first, int32_t num_rows) {
+  const FlashTask& t = section.t;
   const AttentionMetadata& m = *t.m;
   const AttentionShape& s = *t.s;
   const WorkItem& item = t.item;
   const int32_t group = s.num_heads / s.num_kv_heads;
-  const int32_t dv16 = FlashDv16(s);
   const int32_t first_row = m.cu_seqlens_q[item.seq];
   const int32_t seqlen_q = m.cu_seqlens_q[item.seq + 1] - first_row;
   const int32_t seqlen_k = m.seqlens_k[item.seq];
   const int32_t end_k = item.first_k + item.num_k;
 
-  FlashPass pass;
+  FlashPass& pass = section.pass;
   pass.num_rows = num_rows;
   pass.first = first;
-  int32_t item_lo = end_k;
-  int32_t item_hi = item.first_k;
+  pass.item_lo = end_k;
+  pass.item_hi = item.first_k;
+  int32_t query = first / group;
+  int32_t head = first % group;
   for (int32_t r = 0; r < num_rows; ++r) {
-    const int32_t i = item.first_q + (first + r) / group;
+    const int32_t i = item.first_q + query;
+    pass.head[r] = item.kv_head * group + head;
     pass.lo[r] = item.first_k;
     pass.hi[r] = end_k;
     if (t.rows != nullptr) {  // sees all of what is shared
       pass.token[r] = t.rows[i].token;
       pass.pos[r] = t.rows[i].pos;
+    } else if (head > 0 && r > 0) {  // as the same token's head before
+      pass.token[r] = pass.token[r - 1];
+      pass.pos[r] = pass.pos[r - 1];
+      pass.lo[r] = pass.lo[r - 1];
+      pass.hi[r] = pass.hi[r - 1];
     } else {
       pass.token[r] = first_row + i;
       pass.pos[r] = seqlen_k - seqlen_q + i;
@@ -292,73 +302,137 @@ inline void FlashRowsPass(const FlashTask& t, const FlashPages& pages, int32_t f
       pass.hi[r] = hi < end_k ? hi : end_k;
     }
     if (pass.lo[r] < pass.hi[r]) {
-      item_lo = pass.lo[r] < item_lo ? pass.lo[r] : item_lo;
-      item_hi = pass.hi[r] > item_hi ? pass.hi[r] : item_hi;
+      pass.item_lo = pass.lo[r] < pass.item_lo ? pass.lo[r] : pass.item_lo;
+      pass.item_hi = pass.hi[r] > pass.item_hi ? pass.hi[r] : pass.item_hi;
     }
     pass.run_max[r] = -__builtin_inff();
     pass.run_sum[r] = 0.0f;
-    const int32_t head = pass.HeadOf(r, group, item.kv_head);
     if (item.prefix >= 0 && item.partial < 0) {
-      LoadPrefix(t, (first + r) / group, head, &pass.run_max[r], &pass.run_sum[r],
-                 t.scratch.run_acc + r * dv16);
+      LoadPrefix(t, query, pass.head[r], &pass.run_max[r], &pass.run_sum[r],
+                 t.scratch.run_acc + r * FlashDv16(s));
     }
-    Dot::PackQuery(t, pass, r, t.a->q + (int64_t{pass.token[r]} * s.num_heads + head) * s.head_dim);
-  }
-
-  const int64_t item_rows = int64_t{item.num_q} * group;
-  for (int32_t split = item.first_k / kKeySplit * kKeySplit; split < end_k; split += kKeySplit) {
-    const int32_t lo = item_lo > split ? item_lo : split;
-    const int32_t hi = item_hi < split + kKeySplit ? item_hi : split + kKeySplit;
-    pass.split = split;
-    for (int32_t r = 0; r < num_rows; ++r) {
-      pass.from[r] = pass.lo[r] > split ? pass.lo[r] : split;
-      pass.to[r] = pass.hi[r] < split + kKeySplit ? pass.hi[r] : split + kKeySplit;
-      // An empty range stays empty and keeps the order that Scores relies on.
-      if (pass.to[r] < split) pass.to[r] = split;
-      pass.max[r] = -__builtin_inff();
-      pass.sum[r] = 0.0f;
-    }
-    if (lo < hi) {
-      Dot::Scores(t, pages, pass, lo, hi);
-      for (int32_t r = 0; r < num_rows; ++r) {
-        Dot::Softmax(t, pass, r);
-        if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
-      }
-      Dot::Values(t, pages, pass, lo, hi);
-    }
-    for (int32_t r = 0; r < num_rows; ++r) {
-      const float* acc = t.scratch.acc + r * dv16;
-      if (item.partial < 0) {
-        MergePartial(pass.max[r], pass.sum[r], acc, dv16, &pass.run_max[r], &pass.run_sum[r],
-                     t.scratch.run_acc + r * dv16);
-        continue;
-      }
-      const int64_t n = (split - item.first_k / kKeySplit * kKeySplit) / kKeySplit;
-      float* out =
-          t.partials + item.partial + (n * item_rows + first + r) * (kFlashPartialHead + dv16);
-      StorePartial(pass.max[r], pass.sum[r], acc, dv16, out);
-    }
-  }
-  if (item.partial >= 0) return;
-  for (int32_t r = 0; r < num_rows; ++r) {
-    const int32_t head = pass.HeadOf(r, group, item.kv_head);
-    const float* acc = t.scratch.run_acc + r * dv16;
-    if (t.rows != nullptr) {
-      float* out = t.partials + t.rows[item.first_q + (first + r) / group].prefix +
-                   head * int64_t{kFlashPartialHead + dv16};
-      StorePartial(pass.run_max[r], pass.run_sum[r], acc, dv16, out);
-    } else {
-      FinishRow(s, *t.a, pass.token[r], head, pass.run_max[r], pass.run_sum[r], acc);
+    Dot::PackQuery(t, pass, r,
+                   t.a->q + (int64_t{pass.token[r]} * s.num_heads + pass.head[r]) * s.head_dim);
+    if (++head == group) {
+      head = 0;
+      ++query;
     }
   }
 }
 
+// The rows' keys in one split, and their scores. False if nobody sees one.
 template <typename Dot>
-inline void FlashItemOf(const FlashTask& t) {
-  const FlashPages pages = PagesOf(t);
-  const int32_t rows = t.item.num_q * (t.s->num_heads / t.s->num_kv_heads);
-  for (int32_t first = 0; first < rows; first += kFlashRows) {
-    FlashRowsPass<Dot>(t, pages, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+inline bool BeginSplit(FlashSection& section, int32_t split, int32_t* lo, int32_t* hi) {
+  FlashPass& pass = section.pass;
+  *lo = pass.item_lo > split ? pass.item_lo : split;
+  *hi = pass.item_hi < split + kKeySplit ? pass.item_hi : split + kKeySplit;
+  pass.split = split;
+  for (int32_t r = 0; r < pass.num_rows; ++r) {
+    pass.from[r] = pass.lo[r] > split ? pass.lo[r] : split;
+    pass.to[r] = pass.hi[r] < split + kKeySplit ? pass.hi[r] : split + kKeySplit;
+    // An empty range stays empty and keeps the order that Scores relies on.
+    if (pass.to[r] < split) pass.to[r] = split;
+    pass.max[r] = -__builtin_inff();
+    pass.sum[r] = 0.0f;
+  }
+  if (*lo >= *hi) return false;
+  Dot::Scores(section.t, section.pages, pass, *lo, *hi);
+  return true;
+}
+
+inline void EndSplit(FlashSection& section) {
+  const FlashTask& t = section.t;
+  FlashPass& pass = section.pass;
+  const int32_t dv16 = FlashDv16(*t.s);
+  const int64_t item_rows = int64_t{t.item.num_q} * (t.s->num_heads / t.s->num_kv_heads);
+  for (int32_t r = 0; r < pass.num_rows; ++r) {
+    const float* acc = t.scratch.acc + r * dv16;
+    if (t.item.partial < 0) {
+      MergePartial(pass.max[r], pass.sum[r], acc, dv16, &pass.run_max[r], &pass.run_sum[r],
+                   t.scratch.run_acc + r * dv16);
+      continue;
+    }
+    const int64_t n = (pass.split - t.item.first_k / kKeySplit * kKeySplit) / kKeySplit;
+    float* out =
+        t.partials + t.item.partial + (n * item_rows + pass.first + r) * (kFlashPartialHead + dv16);
+    StorePartial(pass.max[r], pass.sum[r], acc, dv16, out);
+  }
+}
+
+inline void EndSection(const FlashSection& section) {
+  const FlashTask& t = section.t;
+  const FlashPass& pass = section.pass;
+  if (t.item.partial >= 0) return;
+  const int32_t dv16 = FlashDv16(*t.s);
+  const int32_t group = t.s->num_heads / t.s->num_kv_heads;
+  for (int32_t r = 0; r < pass.num_rows; ++r) {
+    const float* acc = t.scratch.run_acc + r * dv16;
+    if (t.rows != nullptr) {
+      float* out = t.partials + t.rows[t.item.first_q + (pass.first + r) / group].prefix +
+                   pass.head[r] * int64_t{kFlashPartialHead + dv16};
+      StorePartial(pass.run_max[r], pass.run_sum[r], acc, dv16, out);
+    } else {
+      FinishRow(*t.s, *t.a, pass.token[r], pass.head[r], pass.run_max[r], pass.run_sum[r], acc);
+    }
+  }
+}
+
+// One pass: the same rows of some kv heads against the item's keys. All their keys of a split come
+// before all their values: neighbours in memory are read together, and the wait for the first ones
+// is one for all heads.
+template <typename Dot>
+inline void FlashRowsPass(FlashSection* sections, int32_t num_sections, int32_t first,
+                          int32_t num_rows) {
+  const WorkItem& item = sections[0].t.item;
+  for (int32_t i = 0; i < num_sections; ++i) BeginSection<Dot>(sections[i], first, num_rows);
+  const int32_t end_k = item.first_k + item.num_k;
+  for (int32_t split = item.first_k / kKeySplit * kKeySplit; split < end_k; split += kKeySplit) {
+    int32_t lo = 0;
+    int32_t hi = 0;
+    bool seen = false;
+    for (int32_t i = 0; i < num_sections; ++i) {
+      seen = BeginSplit<Dot>(sections[i], split, &lo, &hi);
+    }
+    for (int32_t i = 0; i < num_sections && seen; ++i) {
+      FlashPass& pass = sections[i].pass;
+      for (int32_t r = 0; r < num_rows; ++r) {
+        Dot::Softmax(sections[i].t, pass, r);
+        if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
+      }
+    }
+    for (int32_t i = 0; i < num_sections && seen; ++i) {
+      Dot::Values(sections[i].t, sections[i].pages, sections[i].pass, lo, hi);
+    }
+    for (int32_t i = 0; i < num_sections; ++i) EndSplit(sections[i]);
+  }
+  for (int32_t i = 0; i < num_sections; ++i) EndSection(sections[i]);
+}
+
+template <typename Dot>
+inline void FlashItemOf(const FlashTask& task) {
+  const AttentionShape& s = *task.s;
+  const int32_t rows = task.item.num_q * (s.num_heads / s.num_kv_heads);
+  const int32_t pass_rows = rows < kFlashRows ? rows : kFlashRows;
+  const int32_t dv16 = FlashDv16(s);
+  FlashSection sections[kFlashSections];
+  for (int32_t h = 0; h < task.item.num_kv_heads;) {
+    int32_t n = 0;
+    for (; n < kFlashSections && (n + 1) * pass_rows <= kFlashRows && h < task.item.num_kv_heads;
+         ++n, ++h) {
+      FlashTask& t = sections[n].t;
+      t = task;
+      t.item.kv_head += h;
+      if (t.item.partial >= 0) t.item.partial += h * t.item.partial_stride;
+      const int32_t row = n * pass_rows;
+      t.scratch.q += int64_t{row} * (s.dot == DType::kBF16 ? FlashDotDims(s) : s.head_dim);
+      t.scratch.scores += row * kFlashLdScores;
+      t.scratch.acc += row * dv16;
+      t.scratch.run_acc += row * dv16;
+      sections[n].pages = PagesOf(t);
+    }
+    for (int32_t first = 0; first < rows; first += kFlashRows) {
+      FlashRowsPass<Dot>(sections, n, first, rows - first < kFlashRows ? rows - first : kFlashRows);
+    }
   }
 }
 

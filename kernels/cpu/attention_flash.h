@@ -11,6 +11,7 @@
 namespace quire::kernels {
 
 inline constexpr int32_t kFlashRows = 48;
+inline constexpr int32_t kFlashSections = 4;               // kv heads per pass
 inline constexpr int32_t kFlashRowBlock = 6;               // rows per register block
 inline constexpr int32_t kFlashLdScores = kKeySplit + 16;  // floats; not a power of two: cache sets
 inline constexpr int32_t kFlashValueDims =

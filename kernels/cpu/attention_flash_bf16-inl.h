@@ -119,10 +119,8 @@ struct Bf16Dot {
   static void Transform(const FlashTask& t, const FlashPass& pass, int32_t r, float* s, int32_t v0,
                         int32_t v1) {
     const AttentionShape& shape = *t.s;
-    const int32_t group = shape.num_heads / shape.num_kv_heads;
     const float* slopes = t.a->alibi_slopes;
-    const Vec slope =
-        Set1(slopes != nullptr ? slopes[pass.HeadOf(r, group, t.item.kv_head)] : 0.0f);
+    const Vec slope = Set1(slopes != nullptr ? slopes[pass.head[r]] : 0.0f);
     const Vec cap = Set1(shape.logit_softcap);
     for (int32_t v = v0; v < v1; ++v) {
       Vec x = Mul(Load(s + v * 16), Set1(kLn2));
@@ -200,6 +198,18 @@ struct Bf16Dot {
     if (pages.page_size >= kDotRun && lo <= k0 && hi >= k0 + kDotRun && dims % 16 == 0) {
       return {reinterpret_cast<const uint16_t*>(pages.Value(k0, dv)) + dim0 * 2, int64_t{dv} * 2};
     }
+    if (lo <= k0 && hi >= k0 + kDotRun && dims % 16 == 0) {
+      const int32_t pairs = (pages.page_size < kDotRun ? pages.page_size : kDotRun) / 2;
+      for (int32_t i = 0; i < kPairs; i += pairs) {
+        const auto* src = reinterpret_cast<const uint16_t*>(pages.Value(k0 + 2 * i, dv)) + dim0 * 2;
+        for (int32_t j = 0; j < pairs; ++j) {
+          for (int32_t d = 0; d < dims; d += 16) {
+            __builtin_memcpy(copy + (i + j) * 128 + d * 2, src + (int64_t{j} * dv + d) * 2, 64);
+          }
+        }
+      }
+      return {copy, 128};
+    }
     for (int32_t i = 0; i < kPairs; ++i) {
       const int32_t key = k0 + 2 * i;
       uint16_t* const dst = copy + i * 128;
@@ -230,27 +240,34 @@ struct Bf16Dot {
     return bad == 0;
   }
 
+  // The keys that all rows of a pass see.
+  struct KeyRange {
+    int32_t from, to;
+    // Whether they are all keys of [lo, hi) in the run at k0.
+    bool Holds(int32_t k0, int32_t lo, int32_t hi) const {
+      return k0 >= from / kDotRun * kDotRun && (k0 > from || from <= lo) &&
+             (k0 + kDotRun <= to || to >= hi);
+    }
+  };
+
   static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
                      int32_t hi) {
     const int32_t dv = t.s->head_dim_v;
-    int32_t all_from = lo;  // keys that all rows see
-    int32_t all_to = hi;
+    KeyRange shared = {lo, hi};
     for (int32_t r = 0; r < pass.num_rows; ++r) {
-      if (pass.from[r] > all_from) all_from = pass.from[r];
-      if (pass.to[r] < all_to) all_to = pass.to[r];
+      if (pass.from[r] > shared.from) shared.from = pass.from[r];
+      if (pass.to[r] < shared.to) shared.to = pass.to[r];
     }
     Pairs runs[kRuns];
     for (int32_t dim0 = 0; dim0 < dv; dim0 += kFlashValueDims) {
       const int32_t dims = dv - dim0 < kFlashValueDims ? dv - dim0 : kFlashValueDims;
+      if (ValuesFew(t, pages, pass, lo, hi, dim0, dims, shared)) continue;
       bool finite = true;
       for (int32_t k0 = pass.runs_from; k0 < hi; k0 += kDotRun) {
         const int32_t n = (k0 - pass.split) / kDotRun;
         PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
         runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
-        const bool shared = k0 >= all_from / kDotRun * kDotRun &&
-                            (k0 > all_from || all_from <= lo) &&
-                            (k0 + kDotRun <= all_to || all_to >= hi);
-        if (!shared && !AllFinite(runs[n], dims)) finite = false;
+        if (!shared.Holds(k0, lo, hi) && !AllFinite(runs[n], dims)) finite = false;
       }
       if (finite) {
         Multiply(t, pass, runs, 0, pass.num_rows, pass.runs_from, pass.runs_to, dim0, dims);
@@ -396,12 +413,16 @@ struct Bf16Dot {
     const FlushDenormals flush;
     MultiplyFlushed(t, pass, runs, row, num_rows, from, to, dim0, dims);
   }
-  static void Begin() {}
+  static void Begin(int32_t) {}
+  static bool ValuesFew(const FlashTask&, const FlashPages&, const FlashPass&, int32_t, int32_t,
+                        int32_t, int32_t, KeyRange) {
+    return false;
+  }
 #endif
 };
 
 void FlashItemBF16(const FlashTask& t) {
-  Bf16Dot::Begin();
+  Bf16Dot::Begin(t.item.num_q * (t.s->num_heads / t.s->num_kv_heads));
   FlashItemOf<Bf16Dot>(t);
 }
 

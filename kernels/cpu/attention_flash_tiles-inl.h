@@ -7,16 +7,20 @@
   __asm__ volatile("" ::: "memory");    \
   _tile_loadd(tile, p, bytes)
 
-static void Begin() { ConfigureTiles(); }
+// Items of up to this many rows have tiles of their own shape.
+static constexpr int32_t kFewRows = 16;
 
-static void StoreHigh(Vec x, uint16_t* p) {
-  const __m512i u = _mm512_srli_epi32(_mm512_castps_si512(x.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
-}
+static void Begin(int32_t num_rows) { ConfigureTiles(num_rows < kFewRows ? num_rows : 16); }
+
 // Numerators are no denormals, which this instruction would take for 0.
 static void StoreRounded(Vec x, uint16_t* p) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
+}
+
+static Pairs RunOf(const Column& column, int32_t n, int32_t num_whole) {
+  if (n >= num_whole) return column.rest;
+  return {column.whole.p + n * kPairs * column.whole.stride, column.whole.stride};
 }
 
 // N x 16 rows of queries against 16 keys.
@@ -29,8 +33,7 @@ static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const
   if constexpr (N > 1) _tile_zero(1);
   if constexpr (N > 2) _tile_zero(2);
   for (int32_t n = 0; n * kDotRun < dims; ++n) {
-    Pairs b = column.rest;
-    if (n < num_whole) b = {column.whole.p + n * kPairs * column.whole.stride, column.whole.stride};
+    const Pairs b = RunOf(column, n, num_whole);
     const uint16_t* a = q + n * kDotRun;
     QUIRE_TILE_LOAD(7, b.p, b.stride * 2);
     QUIRE_TILE_LOAD(4, a, q_bytes);
@@ -50,9 +53,52 @@ static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const
   if constexpr (N > 2) _tile_stored(2, s + 32 * kFlashLdScores, kBytes);
 }
 
+// All rows of an item of few against two neighbouring columns (one, if the other is null).
+static void ScoreFew(const uint16_t* q, int32_t dims, int32_t num_whole, const Column& column,
+                     const Column* next, float* s) {
+  const int64_t q_bytes = int64_t{dims} * 2;
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int32_t n = 0; n * kDotRun < dims; ++n) {
+    const Pairs b = RunOf(column, n, num_whole);
+    QUIRE_TILE_LOAD(4, q + n * kDotRun, q_bytes);
+    QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
+    _tile_dpbf16ps(0, 4, 5);
+    if (next == nullptr) continue;
+    const Pairs c = RunOf(*next, n, num_whole);
+    QUIRE_TILE_LOAD(6, c.p, c.stride * 2);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  constexpr int64_t kBytes = kFlashLdScores * 4;
+  _tile_stored(0, s, kBytes);
+  if (next != nullptr) _tile_stored(1, s + 16, kBytes);
+}
+
+static void ScoresFew(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                      int32_t lo, int32_t hi) {
+  const int32_t dims = FlashDotDims(*t.s);
+  const int32_t num_whole = t.s->head_dim / kDotRun;
+  const uint16_t* const q = Halves(t.scratch.q);
+  // Two columns at once are both in their pages.
+  const bool in_place = pages.page_size >= 16 && num_whole * kDotRun == dims;
+  for (int32_t key = lo / 16 * 16; key < hi;) {
+    float* const s = t.scratch.scores + (key - pass.split);
+    const Column column = KeyColumn(t, pages, key, lo, hi);
+    if (in_place && key + 16 < hi) {
+      const Column next = KeyColumn(t, pages, key + 16, lo, hi);
+      ScoreFew(q, dims, num_whole, column, &next, s);
+      key += 32;
+    } else {
+      ScoreFew(q, dims, num_whole, column, nullptr, s);
+      key += 16;
+    }
+  }
+}
+
 static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                    int32_t hi) {
   SetRuns(pass, lo, hi);
+  if (pass.num_rows <= kFewRows) return ScoresFew(t, pages, pass, lo, hi);
   const int32_t dims = FlashDotDims(*t.s);
   const int32_t num_whole = t.s->head_dim / kDotRun;
   const int32_t num_tiles = (pass.num_rows + 15) / 16;
@@ -116,6 +162,70 @@ static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* run
     if (tiles == 2) MultiplyTile<2>(p, runs, num_runs, acc, bytes);
     if (tiles == 3) MultiplyTile<3>(p, runs, num_runs, acc, bytes);
     if (tiles == 4) MultiplyTile<4>(p, runs, num_runs, acc, bytes);
+  }
+}
+
+// One run of all rows of an item of few against N x 16 dimensions.
+template <int N>
+static void AddRunFew(const uint16_t* p, Pairs b) {
+  QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
+  QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (N > 1) {
+    QUIRE_TILE_LOAD(6, b.p + 32, b.stride * 2);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (N > 2) {
+    QUIRE_TILE_LOAD(7, b.p + 64, b.stride * 2);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (N > 3) {
+    QUIRE_TILE_LOAD(5, b.p + 96, b.stride * 2);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+// Values of few rows, run by run as they are read. False, with nothing done, if a value that only
+// some of the rows see is no number.
+template <int N>
+static bool ValuesFewOf(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                        int32_t lo, int32_t hi, int32_t dim0, int32_t dims, KeyRange shared) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  // A run is multiplied when the next one has been copied: what was just stored is slow to load.
+  Pairs ready = {nullptr, 0};
+  const uint16_t* const p = Halves(t.scratch.scores);
+  for (int32_t k0 = pass.runs_from; k0 < pass.runs_to; k0 += kDotRun) {
+    const int32_t n = (k0 - pass.split) / kDotRun;
+    const Pairs run = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n % 2));
+    if (!shared.Holds(k0, lo, hi) && !AllFinite(run, dims)) return false;
+    if (ready.p != nullptr) AddRunFew<N>(p + (k0 - kDotRun - pass.split), ready);
+    ready = run;
+  }
+  AddRunFew<N>(p + (pass.runs_to - kDotRun - pass.split), ready);
+  const int32_t dv16 = FlashDv16(*t.s);
+  float* const acc = t.scratch.acc + dim0;
+  _tile_stored(0, acc, int64_t{dv16} * 4);
+  if constexpr (N > 1) _tile_stored(1, acc + 16, int64_t{dv16} * 4);
+  if constexpr (N > 2) _tile_stored(2, acc + 32, int64_t{dv16} * 4);
+  if constexpr (N > 3) _tile_stored(3, acc + 48, int64_t{dv16} * 4);
+  return true;
+}
+
+static bool ValuesFew(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                      int32_t lo, int32_t hi, int32_t dim0, int32_t dims, KeyRange shared) {
+  if (pass.num_rows > kFewRows) return false;
+  switch ((dims + 15) / 16) {
+    case 1:
+      return ValuesFewOf<1>(t, pages, pass, lo, hi, dim0, dims, shared);
+    case 2:
+      return ValuesFewOf<2>(t, pages, pass, lo, hi, dim0, dims, shared);
+    case 3:
+      return ValuesFewOf<3>(t, pages, pass, lo, hi, dim0, dims, shared);
+    default:
+      return ValuesFewOf<4>(t, pages, pass, lo, hi, dim0, dims, shared);
   }
 }
 

@@ -20,23 +20,26 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-constexpr TileConfig kConfig;
-
-bool& Configured() {
-  thread_local bool configured = false;
-  return configured;
+int32_t& ConfiguredRows() {
+  thread_local int32_t rows = 0;
+  return rows;
 }
 
 QUIRE_BEGIN_AMX
-void Load() { _tile_loadconfig(&kConfig); }
+void Load(const TileConfig& config) {
+  __asm__ volatile("" : : "m"(config));  // the intrinsic does not tell that it reads memory
+  _tile_loadconfig(&config);
+}
 QUIRE_END_ISA
 
 }  // namespace
 
-void ConfigureTiles() {
-  if (Configured()) return;
-  Load();
-  Configured() = true;
+void ConfigureTiles(int32_t rows) {
+  if (ConfiguredRows() == rows) return;
+  TileConfig config;
+  for (int i = 0; i < 5; ++i) config.rows[i] = static_cast<uint8_t>(rows);
+  Load(config);
+  ConfiguredRows() = rows;
 }
 
 }  // namespace quire::kernels

@@ -77,6 +77,24 @@ inline __m256 RoundBF16x8(__m256 x) {
   return _mm256_and_ps(r, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 inline Vec RoundBF16(Vec x) { return {RoundBF16x8(x.lo), RoundBF16x8(x.hi)}; }
+inline void StoreHigh(Vec x, uint16_t* p) {
+  const __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(_mm256_castps_si256(x.lo), 16),
+                                           _mm256_srli_epi32(_mm256_castps_si256(x.hi), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+}
+inline __m256i HighPairs(__m256 even, __m256 odd) {
+  return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
+                            _mm256_castps_si256(odd), 0xaa);
+}
+inline void StoreHighPairs(Vec even, Vec odd, uint16_t* p) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), HighPairs(even.lo, odd.lo));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), HighPairs(even.hi, odd.hi));
+}
+inline void TransposeWords(const uint32_t* from, int64_t ld_from, uint32_t* to, int64_t ld_to) {
+  for (int j = 0; j < 16; ++j) {
+    for (int i = 0; i < 16; ++i) to[j * ld_to + i] = from[i * ld_from + j];
+  }
+}
 inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
   const __m256i a = _mm256_packs_epi32(_mm256_cvtps_epi32(lo.lo), _mm256_cvtps_epi32(lo.hi));
   const __m256i b = _mm256_packs_epi32(_mm256_cvtps_epi32(hi.lo), _mm256_cvtps_epi32(hi.hi));

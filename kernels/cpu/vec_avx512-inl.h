@@ -53,6 +53,44 @@ inline Vec RoundBF16(Vec x) {
   return {
       _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
+inline void StoreHigh(Vec x, uint16_t* p) {
+  const __m512i u = _mm512_srli_epi32(_mm512_castps_si512(x.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
+}
+inline void StoreHighPairs(Vec even, Vec odd, uint16_t* p) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd.v)));
+}
+// Words, then pairs of them, then quarters change places.
+inline void TransposeWords(const uint32_t* from, int64_t ld_from, uint32_t* to, int64_t ld_to) {
+  __m512i a[16], b[16];
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(from + i * ld_from);
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  // a[4 g + c]: of rows 4 g .. 4 g + 3, the columns c, c + 4, c + 8, c + 12.
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  QUIRE_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i x = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);  // columns c, c + 8
+    const __m512i y = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);  // c + 4, c + 12
+    const __m512i z = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512i w = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    _mm512_storeu_si512(to + c * ld_to, _mm512_shuffle_i32x4(x, z, 0x88));
+    _mm512_storeu_si512(to + (c + 4) * ld_to, _mm512_shuffle_i32x4(y, w, 0x88));
+    _mm512_storeu_si512(to + (c + 8) * ld_to, _mm512_shuffle_i32x4(x, z, 0xdd));
+    _mm512_storeu_si512(to + (c + 12) * ld_to, _mm512_shuffle_i32x4(y, w, 0xdd));
+  }
+}
 inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
   const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(lo.v));

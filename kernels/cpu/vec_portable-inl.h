@@ -67,6 +67,23 @@ inline Vec RoundBF16(Vec x) {
   for (float& e : x.lane) e = BF16ToFloat(FloatToBF16(e));
   return x;
 }
+// The upper halves of 16 lanes behind each other; of those of two vectors, as pairs.
+inline void StoreHigh(Vec x, uint16_t* p) {
+  for (int i = 0; i < 16; ++i)
+    p[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x.lane[i]) >> 16);
+}
+inline void StoreHighPairs(Vec even, Vec odd, uint16_t* p) {
+  for (int i = 0; i < 16; ++i) {
+    p[2 * i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(even.lane[i]) >> 16);
+    p[2 * i + 1] = static_cast<uint16_t>(std::bit_cast<uint32_t>(odd.lane[i]) >> 16);
+  }
+}
+// to[j * ld_to + i] = from[i * ld_from + j], 16 x 16.
+inline void TransposeWords(const uint32_t* from, int64_t ld_from, uint32_t* to, int64_t ld_to) {
+  for (int j = 0; j < 16; ++j) {
+    for (int i = 0; i < 16; ++i) to[j * ld_to + i] = from[i * ld_from + j];
+  }
+}
 // 32 whole numbers of int8's range as bytes, each 8 in the order 0 4 1 5 2 6 3 7.
 inline void StoreCodes(Vec lo, Vec hi, int8_t* p) {
   for (int i = 0; i < 32; ++i) {
