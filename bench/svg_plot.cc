@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <string_view>
+#include <utility>
 
 namespace quire {
 namespace {
@@ -57,6 +58,14 @@ struct Axis {
   explicit Axis(double most) : step(TickStep(most, 8)), end(std::ceil(most / step) * step) {}
   double step, end;
 };
+
+// Where in [0, end_x] a line is between 0 and end_y; it is somewhere.
+std::pair<double, double> Inside(const Line& line, double end_x, double end_y) {
+  if (line.slope == 0) return {0, end_x};
+  const double at_0 = -line.intercept / line.slope, at_end = (end_y - line.intercept) / line.slope;
+  return {std::clamp(std::min(at_0, at_end), 0.0, end_x),
+          std::clamp(std::max(at_0, at_end), 0.0, end_x)};
+}
 
 }  // namespace
 
@@ -114,10 +123,9 @@ std::string PlotSvg(const Plot& plot) {
   double legend_y = legend;
   for (const PlotSeries& s : plot.series) {
     if (s.has_line) {
-      // What would leave the frame ends at it.
-      const auto clamped = [&](double v) { return at_y(std::clamp(v, 0.0, y.end)); };
-      svg += Segment(at_x(0), clamped(s.line.At(0)), at_x(x.end), clamped(s.line.At(x.end)),
-                     s.color, " stroke-width=\"1.5\"");
+      const auto [from, to] = Inside(s.line, x.end, y.end);
+      svg += Segment(at_x(from), at_y(s.line.At(from)), at_x(to), at_y(s.line.At(to)), s.color,
+                     " stroke-width=\"1.5\"");
     }
     for (const Point& p : s.points) {
       svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"{}\"/>\n", at_x(p.x),

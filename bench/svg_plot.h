@@ -16,7 +16,7 @@ struct PlotSeries {
   std::string name;           // in the legend; any UTF-8
   std::string color;          // "#1f77b4"
   std::vector<Point> points;  // dots; may be none
-  bool has_line = false;      // from x = 0 to the axis' end
+  bool has_line = false;      // from x = 0 to the axis' end, as far as it is inside the frame
   Line line;
 };
 
@@ -27,7 +27,7 @@ struct Plot {
   std::vector<PlotSeries> series;
 };
 
-// REQUIRES: a point that is not at the origin; all are finite and not negative.
+// REQUIRES: a point with positive x and y; all are finite and not negative; lines cross the frame.
 std::string PlotSvg(const Plot& plot);
 // ERRORS: kInvalidArgument naming `path` and the system's reason.
 absl::Status WriteSvg(const Plot& plot, const std::string& path);

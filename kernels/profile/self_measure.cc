@@ -147,16 +147,14 @@ MathType MathOf(ComputeType compute) {
   }
 }
 
-bool IsOwnRow(DType format, ComputeType compute) {
-  const bool plain = InfoOf(format).block_size == 1;
-  switch (compute) {
-    case ComputeType::kBF16:
-      return !plain || format == DType::kBF16;
-    case ComputeType::kI8:
-      return !plain;
-    default:
-      return true;
-  }
+DType PackedType(DType format, ComputeType compute, ThreadPool& pool) {
+  constexpr int64_t kColumns = 64, kDepth = 256;
+  std::vector<std::byte> file(BytesFor(format, kColumns * kDepth));
+  FillWeights(format, file);
+  const absl::StatusOr<PackedWeight> packed =
+      PackedWeight::Pack({file.data(), format, 2, {kColumns, kDepth}}, pool, compute);
+  CHECK(packed.ok(), "{}", Message(packed.status()));
+  return packed->dtype();
 }
 
 LinearRates MeasureLinear(DType format, ComputeType compute, const MachinePeaks& peaks,

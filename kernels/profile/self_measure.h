@@ -40,9 +40,8 @@ struct LinearRates {
 LinearRates MeasureLinear(DType format, ComputeType compute, const MachinePeaks& peaks,
                           ThreadPool& pool);
 
-// Whether weights of that format are multiplied in `compute` as they are, or as those of another
-// row of the list would be (rounded when they are packed).
-bool IsOwnRow(DType format, ComputeType compute);
+// What weights of that format are once packed for `compute`: several formats may become one.
+DType PackedType(DType format, ComputeType compute, ThreadPool& pool);
 
 // What a kernel of `compute` is compared with.
 MathType MathOf(ComputeType compute);

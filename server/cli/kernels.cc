@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "kernels/attention.h"
@@ -83,23 +84,26 @@ void PrintAttention(const AttentionBackend& backend, const kernels::MachinePeaks
   }
 }
 
-// The ISA in use with every format; another one with three, so that all takes some seconds.
+// The ISA in use with every type that weights are packed as; another one with three formats, so
+// that all takes some seconds.
 void PrintLinear(const kernels::MachinePeaks* peaks, bool in_use, ThreadPool& pool) {
   for (const ComputeType compute : {ComputeType::kF32, ComputeType::kBF16, ComputeType::kI8}) {
+    std::set<DType> seen;
     for (const DType format : kFormats) {
-      if (!kernels::IsOwnRow(format, compute)) continue;
       const bool typical =
           format == DType::kBF16 || format == DType::kQ8_0 || format == DType::kQ4_1;
       if (!in_use && !typical) continue;
+      const DType packed = kernels::PackedType(format, compute, pool);
+      if (!seen.insert(packed).second) continue;
       if (peaks == nullptr) {
-        fmt::print("  {:<9}{}\n", NameOf(compute), NameOf(format));
+        fmt::print("  {:<9}{}\n", NameOf(compute), NameOf(packed));
         continue;
       }
       const kernels::LinearRates r = MeasureLinear(format, compute, *peaks, pool);
       fmt::print(
-          "  {:<9}{:<9}{:<6} one row {:>7.1f} GB/s ({:.0f}% of reading), 256 rows {:>8.1f} "
-          "GFLOP/s ({:.0f}% of {})\n",
-          kernels::NameOf(kernels::ActiveIsa()), NameOf(compute), NameOf(format), r.decode_gb_s,
+          "  {:<9}{:<9}{:<6} one row {:>7.1f} GB/s ({:>3.0f}% of reading), 256 rows {:>8.1f} "
+          "GFLOP/s ({:>2.0f}% of {})\n",
+          kernels::NameOf(kernels::ActiveIsa()), NameOf(compute), NameOf(packed), r.decode_gb_s,
           100 * r.decode_share, r.prefill_gflop_s, 100 * r.prefill_share, r.prefill_unit);
       std::fflush(stdout);
     }
@@ -124,7 +128,9 @@ int RunKernels(const KernelsOptions& o) {
   for (const AttentionBackend* backend : kernels::AttentionBackends()) {
     PrintAttention(*backend, peaks, pool);
   }
-  fmt::print("linear layers, by what products are computed in (--compute) and the weights' type\n");
+  fmt::print(
+      "linear layers, by what products are computed in (--compute) and what weights are packed "
+      "as\n");
   const std::string best(kernels::NameOf(kernels::ActiveIsa()));
   for (const std::string_view isa : kernels::IsaNames()) {
     if (!kernels::SelectIsa(isa).ok()) continue;
