@@ -1,6 +1,7 @@
 # A thin wrapper around CMake presets and the scripts in deploy/.
 .DEFAULT_GOAL := help
 JOBS ?= $(shell nproc)
+BENCHES = linear_bench attention_bench scaling_bench context_bench
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,6 +23,13 @@ build: ## the daemon, at build/release/quire
 	@cmake --preset release -DQUIRE_TESTS=ON >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target quire
 
+bench: ## short measurements of kernels and of the model, with machine and versions (minutes)
+	@deploy/install-deps.sh
+	@deploy/fetch-xgrammar.sh >/dev/null
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target quire $(BENCHES)
+	@model=$$(deploy/fetch-model.sh) && deploy/bench.sh "$$model"
+
 format: ## clang-format everything that git tracks
 	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i
 
@@ -32,4 +40,4 @@ matrix: ## every preset's tests: release, dev, asan, tsan, then tidy on all file
 clean: ## remove build folders, not the model and sources of third parties
 	@rm -rf build/release build/dev build/asan build/tsan build/tidy build/cuda
 
-.PHONY: help run test build format matrix clean
+.PHONY: help run test build bench format matrix clean

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "models/draft_proposer.h"
 #include "models/runtime.h"
 #include "scheduler/ngram_proposer.h"
@@ -27,11 +28,6 @@ inline constexpr int32_t kSpeculativeTokens = 16;
 
 inline double Seconds(Clock::time_point from) {
   return std::chrono::duration<double>(Clock::now() - from).count();
-}
-inline double Median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  const size_t n = v.size();
-  return n % 2 == 1 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 [[noreturn]] inline void Die(const absl::Status& why) {
   std::fprintf(stderr, "%s\n", Message(why).c_str());

@@ -77,7 +77,8 @@ size_t CacheSize(int name) {
 std::vector<MathPeak> MeasureMath(int32_t num_threads, double seconds) {
   std::vector<MathPeak> peaks;
   for (const PeakLoop& loop : PeakLoops()) {
-    MathPeak& peak = peaks.emplace_back(MathPeak{.type = loop.type, .unit = loop.unit});
+    MathPeak& peak =
+        peaks.emplace_back(MathPeak{.type = loop.type, .unit = loop.unit, .isa = loop.isa});
     peak.available = loop.supported();
     if (!peak.available) continue;
     std::vector<double> best(static_cast<size_t>(num_threads), 0);
@@ -108,6 +109,18 @@ double BestGops(const std::vector<MathPeak>& peaks, MathType type, int32_t num_t
     if (peak.type == type) best = std::max(best, peak.gops_per_thread * num_threads);
   }
   return best;
+}
+
+const MathPeak* UnitInUse(const std::vector<MathPeak>& peaks, MathType type, CpuIsa isa) {
+  for (const MathType wanted : {type, MathType::kF32}) {
+    const MathPeak* best = nullptr;
+    for (const MathPeak& peak : peaks) {
+      if (peak.type != wanted || !peak.available || peak.isa > isa) continue;
+      if (best == nullptr || peak.gops_per_thread > best->gops_per_thread) best = &peak;
+    }
+    if (best != nullptr) return best;
+  }
+  return nullptr;
 }
 
 double MeasureRead(size_t bytes, int32_t num_threads, double seconds) {

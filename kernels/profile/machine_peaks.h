@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cpu_isa.h"
 #include "kernels/profile/op_profile.h"
 
 namespace quire::kernels {
@@ -18,9 +19,10 @@ namespace quire::kernels {
 // Rate of one kind of multiply-add on registers: no memory takes part.
 struct MathPeak {
   MathType type = MathType::kF32;
-  std::string_view unit;       // "avx512 fma", "amx tdpbf16ps": what was measured
-  bool available = false;      // this CPU, and the system, let us use it
-  double gops_per_thread = 0;  // 2 operations per multiply-add
+  std::string_view unit;           // "avx512 fma", "amx tdpbf16ps": what was measured
+  CpuIsa isa = CpuIsa::kPortable;  // the first row of cpu_isa.h whose kernels may use it
+  bool available = false;          // this CPU, and the system, let us use it
+  double gops_per_thread = 0;      // 2 operations per multiply-add
 };
 
 // Every unit that this build knows, best last for each type; unavailable ones are there, too.
@@ -28,6 +30,10 @@ struct MathPeak {
 std::vector<MathPeak> MeasureMath(int32_t num_threads, double seconds = 0.03);
 // Of the available ones of a type, the fastest, all threads together; 0 if there is none.
 double BestGops(const std::vector<MathPeak>& peaks, MathType type, int32_t num_threads);
+
+// What a kernel of `isa` can be compared with: the fastest available unit of that type that it may
+// use; if it has none, of float32. Null if peaks has neither.
+const MathPeak* UnitInUse(const std::vector<MathPeak>& peaks, MathType type, CpuIsa isa);
 
 // GB/s of reading `bytes` again and again by all threads together, each a share of its own, on huge
 // pages if the system has them. What level of memory that is, is the size's choice.

@@ -159,15 +159,15 @@ __attribute__((target("avx512f"))) void ReadAvx512(const std::byte* p, size_t by
 
 // Operations: chains x lanes x multiply-adds per lane x 2.
 constexpr PeakLoop kLoops[] = {
-    {MathType::kF32, "portable", Always, PortableFma, 48 * 2},
+    {MathType::kF32, "portable", CpuIsa::kPortable, Always, PortableFma, 48 * 2},
 #if defined(__x86_64__)
-    {MathType::kF32, "avx2 fma", HasAvx2, FmaAvx2, 12 * 8 * 2},
-    {MathType::kF32, "avx512 fma", HasAvx512, FmaAvx512, 12 * 16 * 2},
-    {MathType::kBF16, "avx512 vdpbf16ps", HasAvx512Bf16, DotBf16, 12 * 16 * 2 * 2},
-    {MathType::kBF16, "amx tdpbf16ps", HasAmxBf16, TilesBf16, 6 * 16 * 16 * 32 * 2},
-    {MathType::kI8, "avx vpdpbusd", HasAvxVnni, DotInt8Avx, 12 * 8 * 4 * 2},
-    {MathType::kI8, "avx512 vpdpbusd", HasAvx512Vnni, DotInt8, 12 * 16 * 4 * 2},
-    {MathType::kI8, "amx tdpbssd", HasAmxInt8, TilesInt8, 6 * 16 * 16 * 64 * 2},
+    {MathType::kF32, "avx2 fma", CpuIsa::kAvx2, HasAvx2, FmaAvx2, 12 * 8 * 2},
+    {MathType::kF32, "avx512 fma", CpuIsa::kAvx512, HasAvx512, FmaAvx512, 12 * 16 * 2},
+    {MathType::kBF16, "avx512 vdpbf16ps", CpuIsa::kAvx512, HasAvx512Bf16, DotBf16, 12 * 16 * 2 * 2},
+    {MathType::kBF16, "amx tdpbf16ps", CpuIsa::kAmx, HasAmxBf16, TilesBf16, 6 * 16 * 16 * 32 * 2},
+    {MathType::kI8, "avx vpdpbusd", CpuIsa::kAvx2, HasAvxVnni, DotInt8Avx, 12 * 8 * 4 * 2},
+    {MathType::kI8, "avx512 vpdpbusd", CpuIsa::kAvx512, HasAvx512Vnni, DotInt8, 12 * 16 * 4 * 2},
+    {MathType::kI8, "amx tdpbssd", CpuIsa::kAmx, HasAmxInt8, TilesInt8, 6 * 16 * 16 * 64 * 2},
 #endif
 };
 

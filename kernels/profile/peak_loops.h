@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/cpu_isa.h"
 #include "kernels/profile/op_profile.h"
 
 namespace quire::kernels {
@@ -13,6 +14,7 @@ namespace quire::kernels {
 struct PeakLoop {
   MathType type;
   std::string_view unit;
+  CpuIsa isa;  // the first row whose kernels may use it
   bool (*supported)();
   void (*run)(int64_t rounds);
   double operations_per_round;

@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
+#include "kernels/compute_type.h"
 #include "kernels/cpu_isa.h"
 #include "kernels/profile/machine_peaks.h"
 
@@ -31,9 +33,17 @@ struct LinearRates {
   double decode_gb_s = 0;  // one row
   double decode_share = 0;
   double prefill_gflop_s = 0;  // 256 rows
-  double prefill_share = 0;
+  double prefill_share = 0;    // of the peak of prefill_unit
+  std::string_view prefill_unit;
 };
 // 1536 x 1536 weights, several copies, in the ISA in use.
-LinearRates MeasureLinear(DType format, const MachinePeaks& peaks, ThreadPool& pool);
+LinearRates MeasureLinear(DType format, ComputeType compute, const MachinePeaks& peaks,
+                          ThreadPool& pool);
+
+// What weights of that format are once packed for `compute`: several formats may become one.
+DType PackedType(DType format, ComputeType compute, ThreadPool& pool);
+
+// What a kernel of `compute` is compared with.
+MathType MathOf(ComputeType compute);
 
 }  // namespace quire::kernels

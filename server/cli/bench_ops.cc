@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "bench/ops_run.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/profile/machine_text.h"
 #include "kernels/profile/op_table.h"
 #include "server/cli/commands.h"
 #include "server/load_model.h"
@@ -81,15 +82,19 @@ int BenchOps::Run() const {
                              options->trace_file.empty() ? 0 : size_t{1} << 20);
   JsonWriter json;
   json.BeginObject();
+  const kernels::MachineInfo machine = kernels::ReadMachineInfo();
   if (json_) {
+    json.Key("machine");
+    kernels::WriteMachine(machine, json);
     json.Key("peaks");
     kernels::WritePeaks(peaks, json);
     json.Key("runs");
     json.BeginArray();
   } else {
-    fmt::print("{}, {}, attention {}, cache {}, ISA {}\n{}\n", options->model,
-               runtime.weight_format(), runtime.attention_name(), runtime.kv_cache_dtype(),
-               kernels::NameOf(kernels::ActiveIsa()), kernels::PeaksText(peaks));
+    fmt::print("{}{}, {}, attention {}, cache {}, ISA {}\n{}\n", kernels::MachineText(machine),
+               options->model, runtime.weight_format(), runtime.attention_name(),
+               runtime.kv_cache_dtype(), kernels::NameOf(kernels::ActiveIsa()),
+               kernels::PeaksText(peaks));
   }
   for (const std::string& name : workloads_) {
     profile.Reset();

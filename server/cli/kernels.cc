@@ -4,12 +4,14 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "kernels/attention.h"
 #include "kernels/attention_features.h"
 #include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/profile/machine_text.h"
 #include "kernels/profile/self_measure.h"
 #include "server/cli/commands.h"
 
@@ -17,6 +19,7 @@ namespace quire {
 namespace {
 
 using kernels::AttentionBackend;
+using kernels::ComputeType;
 
 struct KernelsOptions {
   std::string library;
@@ -30,7 +33,7 @@ constexpr DType kFormats[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::k
 
 void PrintPeaks(const kernels::MachinePeaks& peaks) {
   const kernels::CacheSizes caches = kernels::ReadCacheSizes();
-  fmt::print("this machine, {} threads\n", peaks.num_threads);
+  fmt::print("peaks of {} threads\n", peaks.num_threads);
   for (const kernels::MathPeak& peak : peaks.math) {
     fmt::print("  {:<5}{:<18}{}\n", kernels::NameOf(peak.type), peak.unit,
                peak.available
@@ -81,19 +84,29 @@ void PrintAttention(const AttentionBackend& backend, const kernels::MachinePeaks
   }
 }
 
-void PrintLinear(const kernels::MachinePeaks* peaks, ThreadPool& pool) {
-  for (const DType format : kFormats) {
-    if (peaks == nullptr) {
-      fmt::print("  {}\n", NameOf(format));
-      continue;
+// The ISA in use with every type that weights are packed as; another one with three formats, so
+// that all takes some seconds.
+void PrintLinear(const kernels::MachinePeaks* peaks, bool in_use, ThreadPool& pool) {
+  for (const ComputeType compute : {ComputeType::kF32, ComputeType::kBF16, ComputeType::kI8}) {
+    std::set<DType> seen;
+    for (const DType format : kFormats) {
+      const bool typical =
+          format == DType::kBF16 || format == DType::kQ8_0 || format == DType::kQ4_1;
+      if (!in_use && !typical) continue;
+      const DType packed = kernels::PackedType(format, compute, pool);
+      if (!seen.insert(packed).second) continue;
+      if (peaks == nullptr) {
+        fmt::print("  {:<9}{}\n", NameOf(compute), NameOf(packed));
+        continue;
+      }
+      const kernels::LinearRates r = MeasureLinear(format, compute, *peaks, pool);
+      fmt::print(
+          "  {:<9}{:<9}{:<6} one row {:>7.1f} GB/s ({:>3.0f}% of reading), 256 rows {:>8.1f} "
+          "GFLOP/s ({:>2.0f}% of {})\n",
+          kernels::NameOf(kernels::ActiveIsa()), NameOf(compute), NameOf(packed), r.decode_gb_s,
+          100 * r.decode_share, r.prefill_gflop_s, 100 * r.prefill_share, r.prefill_unit);
+      std::fflush(stdout);
     }
-    const kernels::LinearRates r = MeasureLinear(format, *peaks, pool);
-    fmt::print(
-        "  {:<6}{:<10} one row {:>7.1f} GB/s ({:.0f}% of reading), 256 rows {:>8.1f} GFLOP/s "
-        "({:.0f}% of f32)\n",
-        NameOf(format), kernels::NameOf(kernels::ActiveIsa()), r.decode_gb_s, 100 * r.decode_share,
-        r.prefill_gflop_s, 100 * r.prefill_share);
-    std::fflush(stdout);
   }
 }
 
@@ -105,6 +118,7 @@ int RunKernels(const KernelsOptions& o) {
   ThreadPool pool(o.num_threads > 0 ? o.num_threads : NumPhysicalCores());
   kernels::MachinePeaks measured;
   const kernels::MachinePeaks* peaks = nullptr;
+  fmt::print("{}", kernels::MachineText(kernels::ReadMachineInfo()));
   if (!o.no_bench) {
     measured = kernels::MeasurePeaks(pool.num_threads(), size_t{64} << 20);
     peaks = &measured;
@@ -114,11 +128,13 @@ int RunKernels(const KernelsOptions& o) {
   for (const AttentionBackend* backend : kernels::AttentionBackends()) {
     PrintAttention(*backend, peaks, pool);
   }
-  fmt::print("weights of linear layers, by the type of the file\n");
+  fmt::print(
+      "linear layers, by what products are computed in (--compute) and what weights are packed "
+      "as\n");
   const std::string best(kernels::NameOf(kernels::ActiveIsa()));
   for (const std::string_view isa : kernels::IsaNames()) {
     if (!kernels::SelectIsa(isa).ok()) continue;
-    if (peaks != nullptr || isa == best) PrintLinear(peaks, pool);
+    if (peaks != nullptr || isa == best) PrintLinear(peaks, isa == best, pool);
   }
   CHECK(kernels::SelectIsa(best).ok());
   fmt::print("--cpu-isa (in use: {})\n{}\n", best, kernels::DescribeCpu());

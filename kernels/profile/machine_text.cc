@@ -1,0 +1,122 @@
+// Everything is read from files that Linux has; what is missing is "unknown".
+#include "kernels/profile/machine_text.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <fstream>
+#include <set>
+
+#include "base/memory_info.h"
+#include "base/thread_pool.h"
+#include "kernels/cpu_isa.h"
+#include "kernels/profile/machine_peaks.h"
+
+namespace quire::kernels {
+namespace {
+
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string CpuName(const std::string& root) {
+  std::ifstream file(root + "/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      const size_t at = line.find_first_not_of(' ', colon + 1);
+      if (at != std::string::npos) return line.substr(at);
+    }
+  }
+  return "unknown";
+}
+
+std::string Counted(size_t n, const char* what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
+std::string Topology(const std::string& root) {
+  const std::vector<int32_t> cpus =
+      ParseNodeList(FirstLine(root + "/sys/devices/system/cpu/online"));
+  const size_t nodes = ParseNodeList(FirstLine(root + "/sys/devices/system/node/online")).size();
+  if (cpus.empty()) return "unknown";
+  std::set<std::string> cores, sockets;
+  for (const int32_t cpu : cpus) {
+    const std::string folder = fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/", root, cpu);
+    cores.insert(FirstLine(folder + "thread_siblings_list"));
+    sockets.insert(FirstLine(folder + "physical_package_id"));
+  }
+  return fmt::format("{} on {}, {}, {}", Counted(cpus.size(), "CPU"),
+                     Counted(cores.size(), "physical core"), Counted(sockets.size(), "socket"),
+                     Counted(std::max<size_t>(nodes, 1), "NUMA node"));
+}
+
+std::string Size(size_t bytes) {
+  if (bytes == 0) return "unknown";
+  const double kib = static_cast<double>(bytes) / 1024;
+  return kib < 1024 ? fmt::format("{:g} KiB", kib) : fmt::format("{:g} MiB", kib / 1024);
+}
+
+std::string Compiler() {
+#if defined(__clang__)
+  return fmt::format("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#elif defined(__GNUC__)
+  return fmt::format("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#else
+  return "unknown compiler";
+#endif
+}
+
+#if defined(NDEBUG)
+constexpr const char* kAsserts = "release";
+#else
+constexpr const char* kAsserts = "not a release build";
+#endif
+
+}  // namespace
+
+MachineInfo ReadMachineInfo(const std::string& root) {
+  MachineInfo info;
+  info.cpu = CpuName(root);
+  info.topology = Topology(root);
+  const CacheSizes caches = ReadCacheSizes();
+  info.caches =
+      fmt::format("L1d {}, L2 {}, L3 {}", Size(caches.l1), Size(caches.l2), Size(caches.l3));
+  info.memory =
+      fmt::format("{:.1f} GiB", static_cast<double>(ReadMemoryInfo(root).limit) / (1 << 30));
+  info.isa = NameOf(ActiveIsa());
+  utsname system{};
+  info.system = ::uname(&system) == 0 ? fmt::format("{} {}", system.sysname, system.release)
+                                      : std::string("unknown");
+  info.build = fmt::format("quire {}, {}, {}", QUIRE_VERSION, Compiler(), kAsserts);
+  std::ifstream(root + "/proc/loadavg") >> info.load;
+  return info;
+}
+
+std::string MachineText(const MachineInfo& info) {
+  return fmt::format("{}; {}\n{}; {} of memory; ISA {}\n{}; {}; load {:.2f}\n", info.cpu,
+                     info.topology, info.caches, info.memory, info.isa, info.build, info.system,
+                     info.load);
+}
+
+void WriteMachine(const MachineInfo& info, JsonWriter& w) {
+  w.BeginObject();
+  for (const auto& [key, value] : {std::pair<const char*, const std::string&>{"cpu", info.cpu},
+                                   {"topology", info.topology},
+                                   {"caches", info.caches},
+                                   {"memory", info.memory},
+                                   {"isa", info.isa},
+                                   {"system", info.system},
+                                   {"build", info.build}}) {
+    w.Key(key);
+    w.String(value);
+  }
+  w.Key("load");
+  w.Double(info.load);
+  w.EndObject();
+}
+
+}  // namespace quire::kernels
