@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_topology.h"
 #include "base/json.h"
 #include "bench/ops_run.h"
 #include "kernels/cpu_isa.h"
@@ -87,6 +88,7 @@ int BenchOps::Run() const {
     json.Key("runs");
     json.BeginArray();
   } else {
+    fmt::print("{}\n", Describe(ReadCpuTopology(AllowedCpus()), runtime.num_threads()));
     fmt::print("{}, {}, attention {}, cache {}, ISA {}\n{}\n", options->model,
                runtime.weight_format(), runtime.attention_name(), runtime.kv_cache_dtype(),
                kernels::NameOf(kernels::ActiveIsa()), kernels::PeaksText(peaks));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/cpu_topology.h"
 #include "kernels/attention.h"
 #include "kernels/attention_features.h"
 #include "kernels/attention_library.h"
@@ -102,7 +103,9 @@ int RunKernels(const KernelsOptions& o) {
     const auto loaded = kernels::LoadAttentionLibrary(o.library);
     if (!loaded.ok()) return Fail(kExitUsage, Message(loaded.status()).c_str());
   }
-  ThreadPool pool(o.num_threads > 0 ? o.num_threads : NumPhysicalCores());
+  const CpuTopology topology = ReadCpuTopology(AllowedCpus());
+  ThreadPool pool(o.num_threads > 0 ? o.num_threads : topology.usable_cores);
+  fmt::print("{}\n", Describe(topology, pool.num_threads()));
   kernels::MachinePeaks measured;
   const kernels::MachinePeaks* peaks = nullptr;
   if (!o.no_bench) {
