@@ -1,0 +1,2 @@
+quire_test(logits_test DEPS kernels)
+quire_test(cpu_topology_test DEPS base)
