@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/attention_choice.h"
+#include "kernels/for_rows.h"
 #include "kernels/ops.h"
 #include "models/rope_config.h"
 
@@ -269,31 +270,39 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
 
 void Decoder::Embed(const ForwardBatch& batch, float* out) const {
   const kernels::PackedWeight& table = embedding_.n() > 0 ? embedding_ : head_.weight;
-  for (int32_t t = 0; t < batch.num_tokens; ++t) {
-    float* row = out + int64_t{t} * config_.hidden_dim;
-    table.Row(batch.token_ids[static_cast<size_t>(t)], row);
-    if (config_.embedding_scale == 1.0f) continue;
-    for (int32_t i = 0; i < config_.hidden_dim; ++i) row[i] *= config_.embedding_scale;
-  }
+  const int64_t hidden = config_.hidden_dim;
+  // Gathering a value from its panel costs as much as ten of a plain row.
+  kernels::ForRows(batch.num_tokens, 10 * hidden, pool_, [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      float* const row = out + t * hidden;
+      table.Row(batch.token_ids[static_cast<size_t>(t)], row);
+      if (config_.embedding_scale == 1.0f) continue;
+      for (int64_t i = 0; i < hidden; ++i) row[i] *= config_.embedding_scale;
+    }
+  });
 }
 
 void Decoder::FillRope(const ForwardBatch& batch, Activations& a) {
   for (size_t r = 0; r < config_.ropes.size(); ++r) {
     const RopeConfig& rope = config_.ropes[r];
-    const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
+    const int64_t half = rope.rotary_dim / 2;
     if (half == 0) continue;
     const bool by_length = IsLengthDependent(rope);
-    RopeFrequencies of_length;
-    const RopeFrequencies& f = by_length ? of_length : ropes_[r];
-    int32_t length = 0;  // that of_length is of
-    for (size_t t = 0; t < static_cast<size_t>(batch.num_tokens); ++t) {
-      if (by_length && batch.rope_lengths[t] != length) {
-        length = batch.rope_lengths[t];
-        of_length = ComputeRope(rope, config_.max_position, length);
+    // A cosine and a sine cost as much as twenty values of a plain row.
+    kernels::ForRows(batch.num_tokens, 20 * half, pool_, [&](int64_t first, int64_t count) {
+      RopeFrequencies of_length;
+      const RopeFrequencies& f = by_length ? of_length : ropes_[r];
+      int32_t length = 0;  // that of_length is of
+      for (int64_t t = first; t < first + count; ++t) {
+        const auto token = static_cast<size_t>(t);
+        if (by_length && batch.rope_lengths[token] != length) {
+          length = batch.rope_lengths[token];
+          of_length = ComputeRope(rope, config_.max_position, length);
+        }
+        kernels::RopeAngles(batch.positions[token], f.inv_freq, f.attention_scaling,
+                            a.cos[r].data() + t * half, a.sin[r].data() + t * half);
       }
-      kernels::RopeAngles(batch.positions[t], f.inv_freq, f.attention_scaling,
-                          a.cos[r].data() + t * half, a.sin[r].data() + t * half);
-    }
+    });
   }
 }
 
@@ -339,22 +348,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   };
   BeginOp(profile_, Op::kQkv, qkv, tokens);
   kernels::RunLinear(qkv, tokens, pool_, a.scratch);
-  if (!w.q_norm.weight.empty()) {
-    BeginOp(profile_, Op::kQkNorm, kernels::RowWork{tokens, q_dim + kv_dim});
-    Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
-  }
-  if (!w.k_norm.weight.empty()) {
-    Normalize(w.k_norm, a.k.data(), tokens * c.num_kv_heads, a.k.data());
-  }
-  if (c.rope >= 0) {
-    const auto r = static_cast<size_t>(c.rope);
-    const RopeConfig& rope = config_.ropes[r];
-    BeginOp(profile_, Op::kRope, kernels::RowWork{tokens, q_dim + kv_dim});
-    kernels::ApplyRope(a.q.data(), tokens, c.num_heads, c.head_dim, rope.rotary_dim,
-                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
-    kernels::ApplyRope(a.k.data(), tokens, c.num_kv_heads, c.head_dim, rope.rotary_dim,
-                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
-  }
+  RotateHeads(index, a);
   const LayerPlacement& place = layout_.layers[index];
   const int32_t pool_index = layout_.groups[static_cast<size_t>(place.group)].pool;
   std::byte* base = storage.base(pool_index);
@@ -376,6 +370,28 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .out = a.attended.data()},
                    a.workspace.data(), pool_);
   AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
+}
+
+// Norms of heads, where there are any, and the rotation.
+void Decoder::RotateHeads(size_t index, Activations& a) {
+  const LayerConfig& c = config_.layers[index];
+  const Layer& w = layers_[index];
+  const bool rotated = c.rope >= 0;
+  if (!rotated && w.q_norm.weight.empty() && w.k_norm.weight.empty()) return;
+  kernels::RopeArgs rope{
+      .head_dim = c.head_dim, .norm_offset = config_.norm_offset, .norm_eps = config_.norm_eps};
+  if (rotated) {
+    const auto r = static_cast<size_t>(c.rope);
+    rope.rotary_dim = config_.ropes[r].rotary_dim;
+    rope.interleaved = config_.ropes[r].interleaved;
+    rope.cos = a.cos[r].data();
+    rope.sin = a.sin[r].data();
+  }
+  const kernels::Heads heads[] = {{a.q.data(), c.num_heads, OrNull(w.q_norm.weight)},
+                                  {a.k.data(), c.num_kv_heads, OrNull(w.k_norm.weight)}};
+  BeginOp(profile_, Op::kRope,
+          kernels::RowWork{a.num_tokens, int64_t{c.num_heads + c.num_kv_heads} * c.head_dim});
+  kernels::ApplyRope(rope, heads, a.num_tokens, pool_);
 }
 
 void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) {
@@ -400,8 +416,8 @@ void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const fl
   kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
   if (!normed) return;
   BeginOp(profile_, Op::kAddRows, kernels::RowWork{a.num_tokens, hidden, 5, 5});
-  Normalize(post, y, a.num_tokens, y);
-  kernels::AddRows(y, a.num_tokens, hidden, a.x.data(), pool_);
+  kernels::AddRmsNorm(post.weight.data(), config_.norm_offset, config_.norm_eps, a.num_tokens,
+                      hidden, y, a.x.data(), pool_);
 }
 
 void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {

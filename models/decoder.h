@@ -92,6 +92,7 @@ class Decoder : public Model {
   void FillRope(const ForwardBatch& batch, Activations& a);
   void RunLayer(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
   void Attention(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
+  void RotateHeads(size_t index, Activations& a);
   void Mlp(size_t index, const ForwardBatch& batch, Activations& a);
   void Head(const ForwardBatch& batch, Activations& a);
   // out[r] = norm(x[r]) over `rows` contiguous rows; out may be x.

@@ -86,11 +86,11 @@ TEST(OpsRun, OffTellsNothingAndChangesNothing) {
   const std::unique_ptr<ModelRuntime> runtime = Tiny("gemma3");
   kernels::OpProfile profile(2);
   ASSERT_TRUE(RunOps(TwoPrompts(), kOptions, *runtime, &profile).ok());
-  const int64_t calls = profile.totals(StepKind::kDecode, Op::kQkNorm).calls;
+  const int64_t calls = profile.totals(StepKind::kDecode, Op::kRope).calls;
   EXPECT_EQ(calls, 4 * static_cast<int64_t>(runtime->config().layers.size()));
   EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kAddRows).calls, 2 * calls);
   ASSERT_TRUE(RunOps(TwoPrompts(), kOptions, *runtime, nullptr).ok());
-  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kQkNorm).calls, calls);
+  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kRope).calls, calls);
 }
 
 TEST(OpsRun, ARequestThatCanNeverFitIsAnError) {

@@ -36,8 +36,7 @@ enum class Op : uint8_t {
   kRopeAngles,  // cosines and sines of the step's positions
   kNorm,        // of the residual stream
   kQkv,
-  kQkNorm,  // of each head's queries and keys
-  kRope,
+  kRope,  // of queries and keys, with norms of their heads
   kWriteKv,
   kAttention,
   kO,
