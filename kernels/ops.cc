@@ -46,6 +46,11 @@ void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, flo
   });
 }
 
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+             int64_t rows, int64_t dim, float* out, int64_t ldout) {
+  QUIRE_FOR_ISA(RmsNormRows)(x, ldx, weight, offset, eps, rows, dim, out, ldout);
+}
+
 void AddRmsNorm(const float* weight, float offset, float eps, int64_t rows, int64_t dim, float* y,
                 float* x, ThreadPool& pool) {
   const auto norm = QUIRE_FOR_ISA(RmsNormRows);
@@ -105,6 +110,10 @@ void GatedActivation(Activation act, const float* gate, const float* up, int64_t
   ForValues(rows * dim, pool, [&](int64_t first, int64_t count) {
     row(act, gate + first, up + first, count, out + first);
   });
+}
+
+void GatedActivation(Activation act, const float* gate, const float* up, int64_t n, float* out) {
+  QUIRE_FOR_ISA(GatedRow)(act, gate, up, n, out);
 }
 
 void SoftCap(float cap, int64_t rows, int64_t dim, float* x, ThreadPool& pool) {

@@ -17,6 +17,10 @@ namespace quire::kernels {
 void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
              int64_t rows, int64_t dim, float* out, int64_t ldout, ThreadPool& pool);
 
+// The same on the calling thread.
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+             int64_t rows, int64_t dim, float* out, int64_t ldout);
+
 // x[r] += norm(y[r]) as RmsNorm has it; y is overwritten by its norm. [rows, dim] each, contiguous.
 void AddRmsNorm(const float* weight, float offset, float eps, int64_t rows, int64_t dim, float* y,
                 float* x, ThreadPool& pool);
@@ -54,6 +58,9 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu };
 // out[r][i] = act(gate[r][i]) * up[r][i]. [rows, dim] each, contiguous; out may be gate.
 void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
                      float* out, ThreadPool& pool);
+
+// The same for n values on the calling thread.
+void GatedActivation(Activation act, const float* gate, const float* up, int64_t n, float* out);
 
 // A float32 exp with relative error below 2e-7 that is the same on every machine; exp(-inf) = 0,
 // and below -87 it is 0 (no denormals).

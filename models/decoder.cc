@@ -1,7 +1,6 @@
 #include "models/decoder.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/attention_choice.h"
 #include "kernels/for_rows.h"
@@ -323,8 +322,6 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   const int64_t q_dim = int64_t{c.num_heads} * c.head_dim;
   const int64_t kv_dim = int64_t{c.num_kv_heads} * c.head_dim;
 
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
-  Normalize(w.attn_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob qkv[] = {
       {.w = &w.q.weight,
@@ -347,7 +344,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
        .bias = OrNull(w.v.bias)},
   };
   BeginOp(profile_, Op::kQkv, qkv, tokens);
-  kernels::RunLinear(qkv, tokens, pool_, a.scratch);
+  RunNormed(w.attn_norm, qkv, a);
   RotateHeads(index, a);
   const LayerPlacement& place = layout_.layers[index];
   const int32_t pool_index = layout_.groups[static_cast<size_t>(place.group)].pool;
@@ -369,7 +366,7 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .page_stride = stride,
                     .out = a.attended.data()},
                    a.workspace.data(), pool_);
-  AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
+  AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), {}, a);
 }
 
 // Norms of heads, where there are any, and the rotation.
@@ -394,14 +391,22 @@ void Decoder::RotateHeads(size_t index, Activations& a) {
   kernels::ApplyRope(rope, heads, a.num_tokens, pool_);
 }
 
-void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) {
+void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) const {
   const auto dim = static_cast<int64_t>(norm.weight.size());
   kernels::RmsNorm(x, dim, norm.weight.data(), config_.norm_offset, config_.norm_eps, rows, dim,
-                   out, dim, pool_);
+                   out, dim);
+}
+
+void Decoder::RunNormed(const Norm& norm, std::span<const LinearJob> jobs, Activations& a) {
+  const int64_t hidden = config_.hidden_dim;
+  const auto make = [&](int64_t first, int64_t count) {
+    Normalize(norm, a.x.data() + first * hidden, count, a.normed.data() + first * hidden);
+  };
+  kernels::RunLinear(jobs, a.num_tokens, pool_, a.scratch, kernels::MakerOf(make));
 }
 
 void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in,
-                          Activations& a) {
+                          kernels::RowMaker maker, Activations& a) {
   const int64_t hidden = config_.hidden_dim;
   const bool normed = !post.weight.empty();
   float* const y = normed ? a.normed.data() : a.x.data();
@@ -413,7 +418,7 @@ void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const fl
                             .bias = OrNull(w.bias),
                             .residual = normed ? nullptr : a.x.data()}};
   BeginOp(profile_, op, job, a.num_tokens);
-  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
+  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch, maker);
   if (!normed) return;
   BeginOp(profile_, Op::kAddRows, kernels::RowWork{a.num_tokens, hidden, 5, 5});
   kernels::AddRmsNorm(post.weight.data(), config_.norm_offset, config_.norm_eps, a.num_tokens,
@@ -425,8 +430,6 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
   const Layer& w = layers_[index];
   const int64_t tokens = a.num_tokens;
   const int64_t hidden = config_.hidden_dim;
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
-  Normalize(w.mlp_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob gate_up[] = {
       {.w = &w.gate.weight,
@@ -443,31 +446,32 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
        .bias = OrNull(w.up.bias)},
   };
   BeginOp(profile_, Op::kGateUp, gate_up, tokens);
-  kernels::RunLinear(gate_up, tokens, pool_, a.scratch);
-  BeginOp(profile_, Op::kActivation, kernels::RowWork{tokens, c.mlp_dim, 3, 20});
-  kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
-                           a.gate.data(), pool_);
-  AddToStream(Op::kDown, w.down, w.mlp_post_norm, a.gate.data(), a);
+  RunNormed(w.mlp_norm, gate_up, a);
+  const auto activate = [&](int64_t first, int64_t count) {
+    float* const gate = a.gate.data() + first * c.mlp_dim;
+    kernels::GatedActivation(c.activation, gate, a.up.data() + first * c.mlp_dim, count * c.mlp_dim,
+                             gate);
+  };
+  AddToStream(Op::kDown, w.down, w.mlp_post_norm, a.gate.data(), kernels::MakerOf(activate), a);
 }
 
 void Decoder::Head(const ForwardBatch& batch, Activations& a) {
   if (a.num_rows == 0) return;
   const int64_t hidden = config_.hidden_dim;
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{a.num_rows, hidden});
-  for (size_t r = 0; r < static_cast<size_t>(a.num_rows); ++r) {
-    std::memcpy(a.rows.data() + r * static_cast<size_t>(hidden),
-                a.x.data() + int64_t{batch.logit_rows[r]} * hidden,
-                static_cast<size_t>(hidden) * sizeof(float));
-  }
-  Normalize(final_norm_, a.rows.data(), a.num_rows, a.rows.data());
-  if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
   const LinearJob head[] = {{.w = &head_.weight,
                              .x = a.rows.data(),
                              .ldx = hidden,
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
   BeginOp(profile_, Op::kHead, head, a.num_rows);
-  kernels::RunLinear(head, a.num_rows, pool_, a.scratch);
+  const auto make = [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) {
+      const int64_t token = batch.logit_rows[static_cast<size_t>(r)];
+      Normalize(final_norm_, a.x.data() + token * hidden, 1, a.rows.data() + r * hidden);
+    }
+  };
+  kernels::RunLinear(head, a.num_rows, pool_, a.scratch, kernels::MakerOf(make));
+  if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
   if (config_.logit_softcap > 0.0f) {
     BeginOp(profile_, Op::kSoftCap, kernels::RowWork{a.num_rows, config_.vocab_size, 2, 20});
     kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);

@@ -8,8 +8,8 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::array<std::string_view, kNumOps> kNames = {
-    "schedule", "copy_pages", "batch",    "plan",      "embed",    "rope_angles", "norm",
-    "qkv",      "rope",       "write_kv", "attention", "o",        "gate_up",     "activation",
+    "schedule", "copy_pages", "batch",    "plan",      "embed",    "rope_angles",
+    "qkv",      "rope",       "write_kv", "attention", "o",        "gate_up",
     "down",     "add_rows",   "head",     "soft_cap",  "sampling", "profile"};
 
 template <typename T>
