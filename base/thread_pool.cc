@@ -2,11 +2,7 @@
 
 #include <sched.h>
 
-#include <algorithm>
-#include <fstream>
-#include <set>
-#include <string>
-
+#include "base/cpu_topology.h"
 #include "base/status.h"
 
 namespace quire {
@@ -35,7 +31,7 @@ ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(mutex_);
     stop_.store(true);
-    generation_.fetch_add(1);
+    job_.store((NumberOf(job_.load()) + 1) << 32);
   }
   wake_.notify_all();
   for (std::thread& t : workers_) t.join();
@@ -82,59 +78,53 @@ void ThreadPool::Run(int64_t num_tasks, Call call, const void* fn) {
     s.next.store(num_tasks * i / n, std::memory_order_relaxed);
     s.end = num_tasks * (i + 1) / n;
   }
-  num_running_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1);  // seq_cst: pairs with num_parked_ below
+  // seq_cst: pairs with num_parked_ below.
+  job_.store((NumberOf(job_.load(std::memory_order_relaxed)) + 1) << 32 | kOpen);
   if (num_parked_.load() > 0) {
     { const std::lock_guard lock(mutex_); }  // nobody is between its last look and its wait
     wake_.notify_all();
   }
   TakeTasks(0);
-  // A worker may have lost its core to another thread of the daemon: spin briefly, then yield.
-  for (int spins = 0; num_running_.load(std::memory_order_acquire) > 0; ++spins) {
+  // All tasks are taken: who is not in by now has nothing to do. Of those who are one may have lost
+  // its core: spin briefly, then yield.
+  uint64_t job = job_.fetch_and(~kOpen, std::memory_order_acquire);
+  for (int spins = 0; (job & kIn) != 0; ++spins) {
     if (spins < kSpins) {
       Pause();
     } else {
       sched_yield();
     }
+    job = job_.load(std::memory_order_acquire);
   }
 }
 
 void ThreadPool::WorkerLoop(int32_t worker) {
   uint64_t seen = 0;
   while (true) {
-    uint64_t now = generation_.load(std::memory_order_acquire);
-    for (int spins = 0; now == seen && spins < kSpins; ++spins) {
+    uint64_t job = job_.load(std::memory_order_acquire);
+    for (int spins = 0; NumberOf(job) == seen && spins < kSpins; ++spins) {
       Pause();
-      now = generation_.load(std::memory_order_acquire);
+      job = job_.load(std::memory_order_acquire);
     }
-    if (now == seen) {
+    if (NumberOf(job) == seen) {
       std::unique_lock lock(mutex_);
       num_parked_.fetch_add(1);
-      wake_.wait(lock, [&] { return generation_.load() != seen; });
+      wake_.wait(lock, [&] { return NumberOf(job_.load()) != seen; });
       num_parked_.fetch_sub(1);
-      now = generation_.load();
+      job = job_.load();
     }
-    seen = now;
     if (stop_.load()) return;
+    bool in = false;
+    while ((job & kOpen) != 0 && !in) {
+      in = job_.compare_exchange_weak(job, job + 1, std::memory_order_acquire);
+    }
+    seen = NumberOf(job);
+    if (!in) continue;
     TakeTasks(worker);
-    num_running_.fetch_sub(1, std::memory_order_release);
+    job_.fetch_sub(1, std::memory_order_release);
   }
 }
 
-int32_t NumPhysicalCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  std::set<std::string> cores;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &set)) continue;
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
-                       "/topology/thread_siblings_list");
-    std::string siblings;
-    if (!std::getline(file, siblings)) siblings = std::to_string(cpu);
-    cores.insert(siblings);
-  }
-  return std::max<int32_t>(1, static_cast<int32_t>(cores.size()));
-}
+int32_t NumPhysicalCores() { return ReadCpuTopology(AllowedCpus()).usable_cores; }
 
 }  // namespace quire

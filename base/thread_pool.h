@@ -1,5 +1,6 @@
 // base/thread_pool.h -- fixed workers for the kernels: short spin, then park; the caller is worker
-// 0.
+// 0. A job waits for those who work on it only: while other threads of the machine have a worker's
+// core, its share is done by the rest.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,7 @@ class ThreadPool {
   bool NextTask(int32_t worker, int32_t& share, int64_t& task);
 
   std::vector<std::thread> workers_;
-  // One job at a time. Written by the caller before `generation_` moves on, read by workers after.
+  // One job at a time. Written by the caller while no worker is in, read by workers that are.
   Call call_ = nullptr;
   const void* fn_ = nullptr;
   Observer* observer_ = nullptr;
@@ -68,9 +69,13 @@ class ThreadPool {
     int64_t end = 0;
   };
   std::vector<Share> shares_;  // [num_threads]
-  alignas(64) std::atomic<uint64_t> generation_{0};
-  alignas(64) std::atomic<int32_t> num_running_{0};  // workers not yet done with this job
-  std::atomic<int32_t> num_parked_{0};
+  // Of the job: its number in the upper half, kOpen while workers may come in, and how many are in.
+  // A worker that comes too late, because another thread had its core, is not waited for.
+  static constexpr uint64_t kOpen = uint64_t{1} << 31;
+  static constexpr uint64_t kIn = kOpen - 1;
+  static constexpr uint64_t NumberOf(uint64_t job) { return job >> 32; }
+  alignas(64) std::atomic<uint64_t> job_{0};
+  alignas(64) std::atomic<int32_t> num_parked_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/status.h"
-#include "kernels/block_format.h"
+#include "kernels/dequant.h"
 
 namespace quire::kernels {
 namespace {
@@ -146,6 +146,27 @@ float ValueOf(DType type, const SubBlock& s, int32_t i) {
   return format.num_scales > 0 ? scaled - m * static_cast<float>(s.min) : scaled + m;
 }
 
+// Loops without a branch, which compilers turn into vectors.
+void ValuesOf(DType type, const SubBlock& s, float* out) {
+  const BlockFormat format = FormatOf(type);
+  const float d = F16ToFloat(s.d);
+  const float m = format.has_min ? F16ToFloat(s.m) : 0.0f;
+  const float min = format.num_scales > 0 ? -(m * static_cast<float>(s.min)) : m;
+  int32_t codes[kSubBlock];
+  if (format.bits == 8) {
+    for (int32_t i = 0; i < kSubBlock; ++i) codes[i] = static_cast<int8_t>(s.codes[i]);
+  } else {
+    for (int32_t i = 0; i < kSubBlock; ++i) codes[i] = s.codes[i] - format.offset;
+  }
+  for (int32_t half = 0; half < 2; ++half) {
+    const float scale = d * static_cast<float>(s.scale[half]);
+    float* const to = out + 16 * half;
+    for (int32_t i = 0; i < 16; ++i) to[i] = scale * static_cast<float>(codes[16 * half + i]);
+    if (!format.has_min) continue;
+    for (int32_t i = 0; i < 16; ++i) to[i] += min;
+  }
+}
+
 void Dequantize(DType type, const std::byte* src, int64_t count, float* dst) {
   const BlockFormat format = FormatOf(type);
   if (format.is_block()) {
@@ -153,8 +174,8 @@ void Dequantize(DType type, const std::byte* src, int64_t count, float* dst) {
     CHECK(count % info.block_size == 0, "{} values of {}", count, info.name);
     for (int64_t block = 0; block < count / info.block_size; ++block, src += info.block_bytes) {
       for (int32_t sub = 0; sub < format.sub_blocks; ++sub) {
-        const SubBlock s = ReadSubBlock(type, src, sub);
-        for (int32_t i = 0; i < kSubBlock; ++i) *dst++ = ValueOf(type, s, i);
+        ValuesOf(type, ReadSubBlock(type, src, sub), dst);
+        dst += kSubBlock;
       }
     }
     return;

@@ -13,6 +13,7 @@
 #include "kernels/cpu/linear_int8.h"
 #include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/for_rows.h"
 
 #define QUIRE_BODY "kernels/cpu/linear_prepare-inl.h"
 #include "kernels/cpu/foreach_isa-inl.h"
@@ -62,9 +63,6 @@ Int8PanelFn ActiveInt8PanelFn() {
       return Int8PanelPortable;
   }
 }
-
-// Below this many values of x a fork-join costs more than rounding them.
-constexpr int64_t kSerialValues = 16384;
 
 int64_t WidthOf(const PackedWeight& w) { return ColumnsOf(LayoutOf(w.compute())); }
 int64_t PanelsOf(const PackedWeight& w) { return (w.n() + WidthOf(w) - 1) / WidthOf(w); }
@@ -122,7 +120,7 @@ class PreparedInputs {
   };
 
   PreparedInputs(std::span<const LinearJob> jobs, int64_t m, std::span<std::byte> scratch,
-                 ThreadPool& pool) {
+                 RowMaker maker, ThreadPool& pool) {
     for (const LinearJob& job : jobs) {
       if (job.w->compute() == ComputeType::kF32 || Find(job) != nullptr) continue;
       const int64_t k = job.w->k();
@@ -151,8 +149,12 @@ class PreparedInputs {
                    .totals = reinterpret_cast<int32_t*>(more + m * blocks)};
       }
       scratch = scratch.subspan(bytes);
-      Prepare(in, m, pool);
+      Prepare(in, m, maker, pool);
+      maker = {};  // has made them
     }
+    if (maker.make == nullptr) return;
+    ForRows(m, jobs[0].w->k(), pool,
+            [&](int64_t first, int64_t count) { maker.make(maker.state, first, count); });
   }
 
   const Input* Find(const LinearJob& job) const {
@@ -169,11 +171,12 @@ class PreparedInputs {
  private:
   static constexpr size_t kMost = 4;
 
-  static void Prepare(const Input& in, int64_t m, ThreadPool& pool) {
+  static void Prepare(const Input& in, int64_t m, const RowMaker& maker, ThreadPool& pool) {
     const auto round = QUIRE_FOR_ISA(PrepareTile);
     const auto quantize = QUIRE_FOR_ISA(QuantizeRow);
     const auto tile = [&](int64_t t, int32_t) {
       const int64_t n = std::min(kTileRows, m - t * kTileRows);
+      if (maker.make != nullptr) maker.make(maker.state, t * kTileRows, n);
       if (in.compute == ComputeType::kBF16) {
         return round(in.x + t * kTileRows * in.ldx, in.ldx, in.k, n, in.bf16.Tile(t));
       }
@@ -201,11 +204,11 @@ size_t LinearScratchBytes(int64_t m, int64_t k) {
 }
 
 void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
-               std::span<std::byte> scratch) {
+               std::span<std::byte> scratch, RowMaker maker) {
   if (m <= 0) return;
   int64_t panels = 0;
   for (const LinearJob& job : jobs) panels += PanelsOf(*job.w);
-  const PreparedInputs inputs(jobs, m, scratch, pool);
+  const PreparedInputs inputs(jobs, m, scratch, maker, pool);
   const int64_t tiles = (m + kTileRows - 1) / kTileRows;
   const int64_t chunks = NumRowChunks(m, panels, pool.num_threads());
   const PanelFn run = ActivePanelFn();

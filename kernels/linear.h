@@ -79,10 +79,26 @@ struct LinearJob {
 // bf16 or int8: the rounded rows, for int8 their scales and sums.
 size_t LinearScratchBytes(int64_t m, int64_t k);
 
+// Rows of x that are made just before they are read, in the same parallel loop: a norm, an
+// activation. make(state, first, count) writes that many rows; called once for each, by any worker.
+struct RowMaker {
+  void (*make)(const void* state, int64_t first, int64_t count) = nullptr;
+  const void* state = nullptr;
+};
+// fn(first, count); it outlives the result.
+template <typename Fn>
+RowMaker MakerOf(const Fn& fn) {
+  return {[](const void* state, int64_t first, int64_t count) {
+            (*static_cast<const Fn*>(state))(first, count);
+          },
+          &fn};
+}
+
 // All jobs have the same number of rows m; they run in one fork-join (q, k and v; gate and up).
 // scratch: 64-byte aligned; may be empty if all weights are computed in float32.
+// maker: of the jobs' rows, which are then the same for all jobs.
 void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
-               std::span<std::byte> scratch = {});
+               std::span<std::byte> scratch = {}, RowMaker maker = {});
 
 // Dequantises `count` values of any type above from file format; the oracle is PyPI's `gguf`.
 void Dequantize(DType type, const std::byte* src, int64_t count, float* dst);

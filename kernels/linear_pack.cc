@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/block_format.h"
+#include "kernels/dequant.h"
 #include "kernels/linear.h"
 #include "kernels/quantize.h"
 #include "kernels/weight_memory.h"
@@ -299,7 +300,7 @@ void PackedWeight::Row(int64_t row, float* out) const {
     const std::byte* record = panel + static_cast<size_t>(sub / f.sub_blocks) * f.record_bytes();
     const SubBlock s =
         GetSubBlock(f, layout, record, static_cast<int32_t>(sub % f.sub_blocks), col);
-    for (int32_t j = 0; j < kSubBlock; ++j) out[i + j] = ValueOf(dtype_, s, j);
+    ValuesOf(dtype_, s, out + i);
   }
 }
 

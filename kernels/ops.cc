@@ -8,13 +8,10 @@
 
 #include "base/status.h"
 #include "kernels/cpu_isa.h"
+#include "kernels/for_rows.h"
 
 namespace quire::kernels {
 namespace {
-
-// Below this many values a fork-join costs more than the work: about 5 us of one core.
-constexpr int64_t kSerialValues = 16384;
-constexpr int64_t kTaskValues = 8192;
 
 // 0.5 x (1 + erf(x / sqrt 2)), in double: erff differs between C libraries.
 float GeluOne(float x) {
@@ -22,17 +19,14 @@ float GeluOne(float x) {
   return static_cast<float>(0.5 * d * (1.0 + std::erf(d * 0.70710678118654752440)));
 }
 
-// fn(row) for all rows. Which thread does a row changes nothing.
+// fn(first, count) for n values that have nothing to do with each other: one long row is shared
+// out, too.
 template <typename Fn>
-void ForRows(int64_t rows, int64_t values_per_row, ThreadPool& pool, const Fn& fn) {
-  if (rows * values_per_row <= kSerialValues) {
-    for (int64_t r = 0; r < rows; ++r) fn(r);
-    return;
-  }
-  const int64_t step = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(1, values_per_row));
-  pool.ParallelFor((rows + step - 1) / step, [&](int64_t task, int32_t) {
-    const int64_t end = std::min(rows, (task + 1) * step);
-    for (int64_t r = task * step; r < end; ++r) fn(r);
+void ForValues(int64_t n, ThreadPool& pool, const Fn& fn) {
+  constexpr int64_t kUnit = 1024;
+  ForRows((n + kUnit - 1) / kUnit, kUnit, pool, [&](int64_t first, int64_t count) {
+    const int64_t begin = first * kUnit;
+    fn(begin, std::min(n, begin + count * kUnit) - begin);
   });
 }
 
@@ -46,30 +40,57 @@ namespace quire::kernels {
 
 void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
              int64_t rows, int64_t dim, float* out, int64_t ldout, ThreadPool& pool) {
-  const auto row = QUIRE_FOR_ISA(RmsNormRow);
-  ForRows(rows, dim, pool,
-          [&](int64_t r) { row(x + r * ldx, weight, offset, eps, dim, out + r * ldout); });
+  const auto norm = QUIRE_FOR_ISA(RmsNormRows);
+  ForRows(rows, dim, pool, [&](int64_t first, int64_t count) {
+    norm(x + first * ldx, ldx, weight, offset, eps, count, dim, out + first * ldout, ldout);
+  });
 }
 
-void ApplyRope(float* x, int64_t rows, int32_t num_heads, int32_t head_dim, int32_t rotary_dim,
-               bool interleaved, const float* cos, const float* sin, ThreadPool& pool) {
-  const int32_t half = rotary_dim / 2;
-  const auto rotate = QUIRE_FOR_ISA(RotateHalves);
-  ForRows(rows, int64_t{num_heads} * head_dim, pool, [&](int64_t r) {
-    const float* c = cos + r * half;
-    const float* s = sin + r * half;
-    for (int32_t h = 0; h < num_heads; ++h) {
-      float* p = x + (r * num_heads + h) * head_dim;
-      if (!interleaved) {
-        rotate(p, p + half, c, s, half);
-        continue;
-      }
+void RmsNorm(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+             int64_t rows, int64_t dim, float* out, int64_t ldout) {
+  QUIRE_FOR_ISA(RmsNormRows)(x, ldx, weight, offset, eps, rows, dim, out, ldout);
+}
+
+void AddRmsNorm(const float* weight, float offset, float eps, int64_t rows, int64_t dim, float* y,
+                float* x, ThreadPool& pool) {
+  const auto norm = QUIRE_FOR_ISA(RmsNormRows);
+  ForRows(rows, dim, pool, [&](int64_t first, int64_t count) {
+    float* const part = y + first * dim;
+    norm(part, dim, weight, offset, eps, count, dim, part, dim);
+    float* const sum = x + first * dim;
+    for (int64_t i = 0; i < count * dim; ++i) sum[i] += part[i];
+  });
+}
+
+void ApplyRope(const RopeArgs& rope, std::span<const Heads> parts, int64_t rows, ThreadPool& pool) {
+  const int32_t half = rope.rotary_dim / 2;
+  const int64_t head_dim = rope.head_dim;
+  const auto norm = QUIRE_FOR_ISA(RmsNormRows);
+  const auto rotate_halves = QUIRE_FOR_ISA(RotateHalves);
+  const auto rotate_row = [&](const Heads& part, int64_t r) {
+    float* const x = part.x + r * part.num_heads * head_dim;
+    if (part.norm != nullptr) {
+      norm(x, head_dim, part.norm, rope.norm_offset, rope.norm_eps, part.num_heads, head_dim, x,
+           head_dim);
+    }
+    const float* c = rope.cos + r * half;
+    const float* s = rope.sin + r * half;
+    if (!rope.interleaved) return rotate_halves(x, part.num_heads, head_dim, c, s, half);
+    for (int32_t h = 0; h < part.num_heads; ++h) {
+      float* const p = x + h * head_dim;
       for (int32_t i = 0; i < half; ++i) {
         const float a = p[2 * i];
         const float b = p[2 * i + 1];
         p[2 * i] = a * c[i] - b * s[i];
         p[2 * i + 1] = b * c[i] + a * s[i];
       }
+    }
+  };
+  int64_t values = 0;
+  for (const Heads& part : parts) values += part.num_heads * head_dim;
+  ForRows(rows, values, pool, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) {
+      for (const Heads& part : parts) rotate_row(part, r);
     }
   });
 }
@@ -86,19 +107,18 @@ void RopeAngles(int32_t position, std::span<const float> inv_freq, float scaling
 void GatedActivation(Activation act, const float* gate, const float* up, int64_t rows, int64_t dim,
                      float* out, ThreadPool& pool) {
   const auto row = QUIRE_FOR_ISA(GatedRow);
-  ForRows(rows, dim, pool,
-          [&](int64_t r) { row(act, gate + r * dim, up + r * dim, dim, out + r * dim); });
+  ForValues(rows * dim, pool, [&](int64_t first, int64_t count) {
+    row(act, gate + first, up + first, count, out + first);
+  });
 }
 
-void AddRows(const float* y, int64_t rows, int64_t dim, float* x, ThreadPool& pool) {
-  ForRows(rows, dim, pool, [&](int64_t r) {
-    for (int64_t i = r * dim; i < (r + 1) * dim; ++i) x[i] += y[i];
-  });
+void GatedActivation(Activation act, const float* gate, const float* up, int64_t n, float* out) {
+  QUIRE_FOR_ISA(GatedRow)(act, gate, up, n, out);
 }
 
 void SoftCap(float cap, int64_t rows, int64_t dim, float* x, ThreadPool& pool) {
   const auto row = QUIRE_FOR_ISA(SoftCapRow);
-  ForRows(rows, dim, pool, [&](int64_t r) { row(cap, dim, x + r * dim); });
+  ForValues(rows * dim, pool, [&](int64_t first, int64_t count) { row(cap, count, x + first); });
 }
 
 // The same steps as Exp in kernels/cpu/vec_math-inl.h, one lane.

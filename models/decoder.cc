@@ -1,9 +1,9 @@
 #include "models/decoder.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/attention_choice.h"
+#include "kernels/for_rows.h"
 #include "kernels/ops.h"
 #include "models/rope_config.h"
 
@@ -275,31 +275,39 @@ absl::StatusOr<ForwardOutput> Decoder::Forward(const ForwardBatch& batch, PageSt
 
 void Decoder::Embed(const ForwardBatch& batch, float* out) const {
   const kernels::PackedWeight& table = embedding_.n() > 0 ? embedding_ : head_.weight;
-  for (int32_t t = 0; t < batch.num_tokens; ++t) {
-    float* row = out + int64_t{t} * config_.hidden_dim;
-    table.Row(batch.token_ids[static_cast<size_t>(t)], row);
-    if (config_.embedding_scale == 1.0f) continue;
-    for (int32_t i = 0; i < config_.hidden_dim; ++i) row[i] *= config_.embedding_scale;
-  }
+  const int64_t hidden = config_.hidden_dim;
+  // Gathering a value from its panel costs as much as ten of a plain row.
+  kernels::ForRows(batch.num_tokens, 10 * hidden, pool_, [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      float* const row = out + t * hidden;
+      table.Row(batch.token_ids[static_cast<size_t>(t)], row);
+      if (config_.embedding_scale == 1.0f) continue;
+      for (int64_t i = 0; i < hidden; ++i) row[i] *= config_.embedding_scale;
+    }
+  });
 }
 
 void Decoder::FillRope(const ForwardBatch& batch, Activations& a) {
   for (size_t r = 0; r < config_.ropes.size(); ++r) {
     const RopeConfig& rope = config_.ropes[r];
-    const size_t half = static_cast<size_t>(rope.rotary_dim) / 2;
+    const int64_t half = rope.rotary_dim / 2;
     if (half == 0) continue;
     const bool by_length = IsLengthDependent(rope);
-    RopeFrequencies of_length;
-    const RopeFrequencies& f = by_length ? of_length : ropes_[r];
-    int32_t length = 0;  // that of_length is of
-    for (size_t t = 0; t < static_cast<size_t>(batch.num_tokens); ++t) {
-      if (by_length && batch.rope_lengths[t] != length) {
-        length = batch.rope_lengths[t];
-        of_length = ComputeRope(rope, config_.max_position, length);
+    // A cosine and a sine cost as much as twenty values of a plain row.
+    kernels::ForRows(batch.num_tokens, 20 * half, pool_, [&](int64_t first, int64_t count) {
+      RopeFrequencies of_length;
+      const RopeFrequencies& f = by_length ? of_length : ropes_[r];
+      int32_t length = 0;  // that of_length is of
+      for (int64_t t = first; t < first + count; ++t) {
+        const auto token = static_cast<size_t>(t);
+        if (by_length && batch.rope_lengths[token] != length) {
+          length = batch.rope_lengths[token];
+          of_length = ComputeRope(rope, config_.max_position, length);
+        }
+        kernels::RopeAngles(batch.positions[token], f.inv_freq, f.attention_scaling,
+                            a.cos[r].data() + t * half, a.sin[r].data() + t * half);
       }
-      kernels::RopeAngles(batch.positions[t], f.inv_freq, f.attention_scaling,
-                          a.cos[r].data() + t * half, a.sin[r].data() + t * half);
-    }
+    });
   }
 }
 
@@ -320,8 +328,6 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
   const int64_t q_dim = int64_t{c.num_heads} * c.head_dim;
   const int64_t kv_dim = int64_t{c.num_kv_heads} * c.head_dim;
 
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
-  Normalize(w.attn_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob qkv[] = {
       {.w = &w.q.weight,
@@ -344,23 +350,8 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
        .bias = OrNull(w.v.bias)},
   };
   BeginOp(profile_, Op::kQkv, qkv, tokens);
-  kernels::RunLinear(qkv, tokens, pool_, a.scratch);
-  if (!w.q_norm.weight.empty()) {
-    BeginOp(profile_, Op::kQkNorm, kernels::RowWork{tokens, q_dim + kv_dim});
-    Normalize(w.q_norm, a.q.data(), tokens * c.num_heads, a.q.data());
-  }
-  if (!w.k_norm.weight.empty()) {
-    Normalize(w.k_norm, a.k.data(), tokens * c.num_kv_heads, a.k.data());
-  }
-  if (c.rope >= 0) {
-    const auto r = static_cast<size_t>(c.rope);
-    const RopeConfig& rope = config_.ropes[r];
-    BeginOp(profile_, Op::kRope, kernels::RowWork{tokens, q_dim + kv_dim});
-    kernels::ApplyRope(a.q.data(), tokens, c.num_heads, c.head_dim, rope.rotary_dim,
-                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
-    kernels::ApplyRope(a.k.data(), tokens, c.num_kv_heads, c.head_dim, rope.rotary_dim,
-                       rope.interleaved, a.cos[r].data(), a.sin[r].data(), pool_);
-  }
+  RunNormed(w.attn_norm, qkv, a);
+  RotateHeads(index, a);
   const LayerPlacement& place = layout_.layers[index];
   const int32_t pool_index = layout_.groups[static_cast<size_t>(place.group)].pool;
   std::byte* base = storage.base(pool_index);
@@ -381,17 +372,47 @@ void Decoder::Attention(size_t index, const ForwardBatch& batch, PageStorage& st
                     .page_stride = stride,
                     .out = a.attended.data()},
                    a.workspace.data(), pool_);
-  AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), a);
+  AddToStream(Op::kO, w.o, w.attn_post_norm, a.attended.data(), {}, a);
 }
 
-void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) {
+// Norms of heads, where there are any, and the rotation.
+void Decoder::RotateHeads(size_t index, Activations& a) {
+  const LayerConfig& c = config_.layers[index];
+  const Layer& w = layers_[index];
+  const bool rotated = c.rope >= 0;
+  if (!rotated && w.q_norm.weight.empty() && w.k_norm.weight.empty()) return;
+  kernels::RopeArgs rope{
+      .head_dim = c.head_dim, .norm_offset = config_.norm_offset, .norm_eps = config_.norm_eps};
+  if (rotated) {
+    const auto r = static_cast<size_t>(c.rope);
+    rope.rotary_dim = config_.ropes[r].rotary_dim;
+    rope.interleaved = config_.ropes[r].interleaved;
+    rope.cos = a.cos[r].data();
+    rope.sin = a.sin[r].data();
+  }
+  const kernels::Heads heads[] = {{a.q.data(), c.num_heads, OrNull(w.q_norm.weight)},
+                                  {a.k.data(), c.num_kv_heads, OrNull(w.k_norm.weight)}};
+  BeginOp(profile_, Op::kRope,
+          kernels::RowWork{a.num_tokens, int64_t{c.num_heads + c.num_kv_heads} * c.head_dim});
+  kernels::ApplyRope(rope, heads, a.num_tokens, pool_);
+}
+
+void Decoder::Normalize(const Norm& norm, const float* x, int64_t rows, float* out) const {
   const auto dim = static_cast<int64_t>(norm.weight.size());
   kernels::RmsNorm(x, dim, norm.weight.data(), config_.norm_offset, config_.norm_eps, rows, dim,
-                   out, dim, pool_);
+                   out, dim);
+}
+
+void Decoder::RunNormed(const Norm& norm, std::span<const LinearJob> jobs, Activations& a) {
+  const int64_t hidden = config_.hidden_dim;
+  const auto make = [&](int64_t first, int64_t count) {
+    Normalize(norm, a.x.data() + first * hidden, count, a.normed.data() + first * hidden);
+  };
+  kernels::RunLinear(jobs, a.num_tokens, pool_, a.scratch, kernels::MakerOf(make));
 }
 
 void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const float* in,
-                          Activations& a) {
+                          kernels::RowMaker maker, Activations& a) {
   const int64_t hidden = config_.hidden_dim;
   const bool normed = !post.weight.empty();
   float* const y = normed ? a.normed.data() : a.x.data();
@@ -403,11 +424,11 @@ void Decoder::AddToStream(Op op, const Projection& w, const Norm& post, const fl
                             .bias = OrNull(w.bias),
                             .residual = normed ? nullptr : a.x.data()}};
   BeginOp(profile_, op, job, a.num_tokens);
-  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch);
+  kernels::RunLinear(job, a.num_tokens, pool_, a.scratch, maker);
   if (!normed) return;
   BeginOp(profile_, Op::kAddRows, kernels::RowWork{a.num_tokens, hidden, 5, 5});
-  Normalize(post, y, a.num_tokens, y);
-  kernels::AddRows(y, a.num_tokens, hidden, a.x.data(), pool_);
+  kernels::AddRmsNorm(post.weight.data(), config_.norm_offset, config_.norm_eps, a.num_tokens,
+                      hidden, y, a.x.data(), pool_);
 }
 
 void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
@@ -415,8 +436,6 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
   const Layer& w = layers_[index];
   const int64_t tokens = a.num_tokens;
   const int64_t hidden = config_.hidden_dim;
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{tokens, hidden});
-  Normalize(w.mlp_norm, a.x.data(), tokens, a.normed.data());
   const float* in = a.normed.data();
   const LinearJob gate_up[] = {
       {.w = &w.gate.weight,
@@ -433,31 +452,32 @@ void Decoder::Mlp(size_t index, const ForwardBatch&, Activations& a) {
        .bias = OrNull(w.up.bias)},
   };
   BeginOp(profile_, Op::kGateUp, gate_up, tokens);
-  kernels::RunLinear(gate_up, tokens, pool_, a.scratch);
-  BeginOp(profile_, Op::kActivation, kernels::RowWork{tokens, c.mlp_dim, 3, 20});
-  kernels::GatedActivation(c.activation, a.gate.data(), a.up.data(), tokens, c.mlp_dim,
-                           a.gate.data(), pool_);
-  AddToStream(Op::kDown, w.down, w.mlp_post_norm, a.gate.data(), a);
+  RunNormed(w.mlp_norm, gate_up, a);
+  const auto activate = [&](int64_t first, int64_t count) {
+    float* const gate = a.gate.data() + first * c.mlp_dim;
+    kernels::GatedActivation(c.activation, gate, a.up.data() + first * c.mlp_dim, count * c.mlp_dim,
+                             gate);
+  };
+  AddToStream(Op::kDown, w.down, w.mlp_post_norm, a.gate.data(), kernels::MakerOf(activate), a);
 }
 
 void Decoder::Head(const ForwardBatch& batch, Activations& a) {
   if (a.num_rows == 0) return;
   const int64_t hidden = config_.hidden_dim;
-  BeginOp(profile_, Op::kNorm, kernels::RowWork{a.num_rows, hidden});
-  for (size_t r = 0; r < static_cast<size_t>(a.num_rows); ++r) {
-    std::memcpy(a.rows.data() + r * static_cast<size_t>(hidden),
-                a.x.data() + int64_t{batch.logit_rows[r]} * hidden,
-                static_cast<size_t>(hidden) * sizeof(float));
-  }
-  Normalize(final_norm_, a.rows.data(), a.num_rows, a.rows.data());
-  if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
   const LinearJob head[] = {{.w = &head_.weight,
                              .x = a.rows.data(),
                              .ldx = hidden,
                              .y = a.logits.data(),
                              .ldy = config_.vocab_size}};
   BeginOp(profile_, Op::kHead, head, a.num_rows);
-  kernels::RunLinear(head, a.num_rows, pool_, a.scratch);
+  const auto make = [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) {
+      const int64_t token = batch.logit_rows[static_cast<size_t>(r)];
+      Normalize(final_norm_, a.x.data() + token * hidden, 1, a.rows.data() + r * hidden);
+    }
+  };
+  kernels::RunLinear(head, a.num_rows, pool_, a.scratch, kernels::MakerOf(make));
+  if (tap_) tap_(static_cast<int32_t>(layers_.size()), a.rows);
   if (config_.logit_softcap > 0.0f) {
     BeginOp(profile_, Op::kSoftCap, kernels::RowWork{a.num_rows, config_.vocab_size, 2, 20});
     kernels::SoftCap(config_.logit_softcap, a.num_rows, config_.vocab_size, a.logits.data(), pool_);

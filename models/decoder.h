@@ -93,14 +93,17 @@ class Decoder : public Model {
   void FillRope(const ForwardBatch& batch, Activations& a);
   void RunLayer(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
   void Attention(size_t index, const ForwardBatch& batch, PageStorage& storage, Activations& a);
+  void RotateHeads(size_t index, Activations& a);
   void Mlp(size_t index, const ForwardBatch& batch, Activations& a);
   void Head(const ForwardBatch& batch, Activations& a);
   // out[r] = norm(x[r]) over `rows` contiguous rows; out may be x.
-  void Normalize(const Norm& norm, const float* x, int64_t rows, float* out);
+  void Normalize(const Norm& norm, const float* x, int64_t rows, float* out) const;
+  // a.normed = norm(a.x), row by row where the jobs need it, then the jobs.
+  void RunNormed(const Norm& norm, std::span<const kernels::LinearJob> jobs, Activations& a);
   // The residual stream a.x gains w * in, normed first if `post` is there. in: [T, w's columns],
-  // not a.normed.
+  // not a.normed. maker: of `in`.
   void AddToStream(kernels::Op op, const Projection& w, const Norm& post, const float* in,
-                   Activations& a);
+                   kernels::RowMaker maker, Activations& a);
 
   const ModelConfig config_;
   ThreadPool& pool_;

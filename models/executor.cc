@@ -208,8 +208,7 @@ void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
     PromptRow& out = output.prompt_rows[task.out];
     const Sequence& seq = *batch.seqs[static_cast<size_t>(out.seq_index)].seq;
     ScoreToken(logits, seq.tokens[static_cast<size_t>(out.position)],
-               static_cast<size_t>(std::max(0, seq.request->prompt_logprobs)), scratch,
-               out.logprob);
+               static_cast<size_t>(std::max(0, seq.request->prompt_logprobs)), out.logprob);
     return;
   }
   SampledRow& out = output.rows[task.out];
@@ -236,7 +235,7 @@ void ModelExecutor::RunTask(const ScheduledBatch& batch, const SampleTask& task,
         seq.tokens[static_cast<size_t>(seq.num_tokens()) + static_cast<size_t>(out.draft)];
     const DraftVerdict verdict = VerifyPointDraft(DistributionOf(row, scratch), guess, row.seed,
                                                   row.branch, static_cast<uint32_t>(tokens.size()));
-    out.sampled = SampleKnown(row, verdict.token, scratch);
+    out.sampled = SampleKnown(row, verdict.token);
   } else {
     out.sampled = Sample(row, scratch);
   }

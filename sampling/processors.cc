@@ -208,6 +208,12 @@ void Retain(SamplerScratch& s, Keep keep) {
   s.values.resize(kept);
 }
 
+void RetainAtLeast(float cut, SamplerScratch& s) {
+  const size_t kept = kernels::KeepAtLeast(cut, s.ids.size(), s.values.data(), s.ids.data());
+  s.ids.resize(kept);
+  s.values.resize(kept);
+}
+
 // Keeps what is in front of or at the cut.
 void RetainTo(const MassCut& cut, SamplerScratch& s) {
   Retain(s,
@@ -237,13 +243,20 @@ void TopNSigma(const SamplingParams& params, SamplerScratch& s) {
 
 // Ties with the k-th logit stay.
 void TopK(const SamplingParams& params, SamplerScratch& s) {
-  const double k = params.top_k;
-  if (k >= static_cast<double>(s.ids.size())) return;
+  const auto k = static_cast<size_t>(params.top_k);
+  if (k >= s.ids.size()) return;
+  constexpr size_t kMostInHeap = 1024;  // beyond it the radix selection is quicker
+  if (k <= kMostInHeap) {
+    SelectTop(s.values, k, s.top);
+    RetainAtLeast(s.top.back().logprob, s);
+    return;
+  }
   s.keys.resize(s.ids.size());
   for (size_t i = 0; i < s.ids.size(); ++i) s.keys[i] = DescendingKey(s.values[i]);
   const MassCut cut = SelectMass(
-      s.keys, [](size_t) { return 1.0; }, [&](double count) { return count >= k; });
-  Retain(s, [&](size_t i) { return s.keys[i] <= cut.key; });
+      s.keys, [](size_t) { return 1.0; },
+      [&](double count) { return count >= static_cast<double>(k); });
+  RetainAtLeast(s.values[cut.index], s);
 }
 
 // From logits to weights. Distances to the best are divided, not the logits: nothing overflows at
@@ -260,7 +273,11 @@ void Temperature(const SamplingParams& params, SamplerScratch& s) {
 // arXiv:1904.09751: the shortest best-first prefix with mass top_p; of equal tokens the lower ids.
 // The share is rounded to float32 before the comparison, so that 12 of 40 equal tokens are 0.3.
 void TopP(const SamplingParams& params, SamplerScratch& s) {
-  const double total = SumOf(s.values);
+  const double total = kernels::Sum(s.values);
+  // All tokens below this share sum up to less than half of what may be missing: none of them is in
+  // the prefix. It is most of a vocabulary, and the selection below reads each three times.
+  const double rest = (1.0 - double{params.top_p}) * total;
+  RetainAtLeast(static_cast<float>(0.5 * rest / static_cast<double>(s.ids.size())), s);
   s.keys.resize(s.ids.size());
   for (size_t i = 0; i < s.ids.size(); ++i) s.keys[i] = DescendingKey(s.values[i]);
   RetainTo(SelectMass(
@@ -271,13 +288,13 @@ void TopP(const SamplingParams& params, SamplerScratch& s) {
 
 // arXiv:2407.01082. The best token's weight is 1.
 void MinP(const SamplingParams& params, SamplerScratch& s) {
-  Retain(s, [&](size_t i) { return s.values[i] >= params.min_p; });
+  RetainAtLeast(params.min_p, s);
 }
 
 // arXiv:2202.00666: tokens whose surprise is nearest to the entropy, up to the mass; ties with the
 // last one stay.
 void Typical(const SamplingParams& params, SamplerScratch& s) {
-  const double total = SumOf(s.values), log_total = std::log(total);
+  const double total = kernels::Sum(s.values), log_total = std::log(total);
   double sum = 0;  // of weight * log(weight)
   for (float w : s.values) sum += w > 0 ? w * std::log(w) : 0;
   const double entropy = log_total - sum / total;
@@ -326,12 +343,9 @@ void FilterTokens(std::span<const float> logits, const SamplingParams& params,
                   SamplerScratch& scratch) {
   scratch.ids.resize(logits.size());
   scratch.values.resize(logits.size());
-  size_t count = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    scratch.ids[count] = static_cast<TokenId>(i);
-    scratch.values[count] = logits[i];
-    count += logits[i] > kBanned ? 1 : 0;  // neither banned nor NaN
-  }
+  // Neither banned nor NaN.
+  const size_t count =
+      kernels::KeepAbove(logits, kBanned, scratch.values.data(), scratch.ids.data());
   scratch.ids.resize(count);
   scratch.values.resize(count);
   for (const Filter& filter : kFilters) {

@@ -21,7 +21,7 @@ double Uniform(uint64_t seed, int32_t branch, uint32_t position, uint32_t draw) 
 // Weights of a distribution, looked up in ascending order of ids.
 class Cursor {
  public:
-  explicit Cursor(const TokenWeights& d) : d_(d), sum_(SumOf(d.weights)) {}
+  explicit Cursor(const TokenWeights& d) : d_(d), sum_(kernels::Sum(d.weights)) {}
   double Probability(TokenId token) {
     while (i_ < d_.ids.size() && d_.ids[i_] < token) ++i_;
     return i_ < d_.ids.size() && d_.ids[i_] == token ? d_.weights[i_] / sum_ : 0;

@@ -18,16 +18,11 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 // share the probability.
 class LogSoftmax {
  public:
-  LogSoftmax(std::span<const float> logits, SamplerScratch& scratch) {
+  explicit LogSoftmax(std::span<const float> logits) {
     const int32_t argmax = ArgMax(logits);
     best_ = argmax < 0 ? kNever : logits[argmax];
-    scratch.values.resize(logits.size());
-    if (std::isinf(best_)) {
-      for (size_t i = 0; i < logits.size(); ++i) scratch.values[i] = logits[i] == best_;
-    } else {
-      ExpWeights(logits, best_, /*temperature=*/1.0f, scratch.values);
-    }
-    log_sum_ = std::log(SumOf(scratch.values));
+    log_sum_ = std::log(std::isinf(best_) ? static_cast<double>(kernels::CountEqual(logits, best_))
+                                          : kernels::SumExp(logits, best_));
   }
   float operator()(float logit) const {
     if (!(logit > kNever)) return kNever;
@@ -41,17 +36,16 @@ class LogSoftmax {
 
 int32_t RankOf(std::span<const float> logits, TokenId token) {
   const float own = std::isnan(logits[token]) ? kNever : logits[token];
-  int32_t better = 0, equal = 0;
-  for (const float x : logits) better += x > own ? 1 : 0;
-  for (TokenId id = 0; id < token; ++id) {
-    equal += logits[id] == own || (own == kNever && std::isnan(logits[id])) ? 1 : 0;
-  }
-  return 1 + better + equal;
+  const auto better = static_cast<int32_t>(kernels::CountAbove(logits, own));
+  const std::span<const float> before = logits.first(static_cast<size_t>(token));
+  const size_t equal = own > kNever ? kernels::CountEqual(before, own)
+                                    : before.size() - kernels::CountAbove(before, kNever);
+  return 1 + better + static_cast<int32_t>(equal);
 }
 
 void Score(std::span<const float> logits, TokenId token, size_t k, std::span<const TokenId> asked,
-           SamplerScratch& scratch, Sampled& sampled) {
-  const LogSoftmax logprob(logits, scratch);
+           Sampled& sampled) {
+  const LogSoftmax logprob(logits);
   sampled.token = token;
   sampled.logprob = logprob(logits[token]);
   sampled.rank = RankOf(logits, token);
@@ -73,7 +67,7 @@ TokenId Draw(const SampleRow& row, SamplerScratch& scratch) {
   double total = 0;
   for (size_t first = 0; first < weights.size(); first += kBlock) {
     scratch.sums.push_back(total);
-    total += SumOf(weights.subspan(first, std::min(kBlock, weights.size() - first)));
+    total += kernels::Sum(weights.subspan(first, std::min(kBlock, weights.size() - first)));
   }
   const auto position = static_cast<uint32_t>(row.prompt.size() + row.output.size());
   // The middle of the uniform's step: at 0 itself the first token would win whatever its weight.
@@ -108,23 +102,23 @@ TokenId Choose(const SampleRow& row, SamplerScratch& scratch) {
 
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch) {
   DCHECK(!row.logits.empty() && row.params != nullptr);
-  return SampleKnown(row, Choose(row, scratch), scratch);
+  return SampleKnown(row, Choose(row, scratch));
 }
 
-Sampled SampleKnown(const SampleRow& row, TokenId token, SamplerScratch& scratch) {
+Sampled SampleKnown(const SampleRow& row, TokenId token) {
   Sampled sampled;
   sampled.token = token;
   const SamplingParams& params = *row.params;
   if (params.num_logprobs >= 0 || !params.logprob_token_ids.empty()) {
     Score(row.logits, sampled.token, static_cast<size_t>(std::max(0, params.num_logprobs)),
-          params.logprob_token_ids, scratch, sampled);
+          params.logprob_token_ids, sampled);
   }
   return sampled;
 }
 
 void Candidates(const SampleRow& row, size_t k, SamplerScratch& scratch, Sampled& sampled) {
   DCHECK(!row.logits.empty() && row.params != nullptr);
-  const LogSoftmax logprob(row.logits, scratch);
+  const LogSoftmax logprob(row.logits);
   scratch.logprobs.resize(row.logits.size());
   for (size_t i = 0; i < row.logits.size(); ++i) scratch.logprobs[i] = logprob(row.logits[i]);
   SampleRow edited = row;
@@ -134,11 +128,10 @@ void Candidates(const SampleRow& row, size_t k, SamplerScratch& scratch, Sampled
   while (!top.empty() && top.back().logprob == kNever) top.pop_back();
 }
 
-void ScoreToken(std::span<const float> logits, TokenId token, size_t k, SamplerScratch& scratch,
-                Sampled& sampled) {
+void ScoreToken(std::span<const float> logits, TokenId token, size_t k, Sampled& sampled) {
   CHECK(token >= 0 && static_cast<size_t>(token) < logits.size(), "token={} of {}", token,
         logits.size());
-  Score(logits, token, k, {}, scratch, sampled);
+  Score(logits, token, k, {}, sampled);
 }
 
 float PhiloxUniform(uint64_t seed, uint32_t branch, uint32_t position, uint32_t draw) {

@@ -48,6 +48,7 @@ struct SamplerScratch {
   std::vector<float> logits;
   std::vector<float> values;
   std::vector<float> logprobs;  // of the raw logits
+  std::vector<TokenLogprob> top;
   std::vector<TokenId> ids;
   std::vector<TokenId> touched;
   std::vector<int32_t> counts;   // [vocab_size], all 0 between calls
@@ -64,7 +65,7 @@ struct SamplerScratch {
 Sampled Sample(const SampleRow& row, SamplerScratch& scratch);
 
 // As Sample, for a token that was chosen in another way.
-Sampled SampleKnown(const SampleRow& row, TokenId token, SamplerScratch& scratch);
+Sampled SampleKnown(const SampleRow& row, TokenId token);
 
 // For beam search: the k best tokens, in `sampled.top`; fewer if fewer are allowed. A token's value
 // is its log-softmax (summed in double, then float32) after the edits of processors.h, which are
@@ -74,8 +75,7 @@ void Candidates(const SampleRow& row, size_t k, SamplerScratch& scratch, Sampled
 
 // What the model thought of a known token: fills token, logprob, rank and the k best in `top`, all
 // of the raw logits. `logits`: [vocab_size]. REQUIRES: 0 <= token < vocab_size.
-void ScoreToken(std::span<const float> logits, TokenId token, size_t k, SamplerScratch& scratch,
-                Sampled& sampled);
+void ScoreToken(std::span<const float> logits, TokenId token, size_t k, Sampled& sampled);
 
 // Uniform in [0, 1) with 24 bits: draw `draw` at (seed, branch, position). The top 24 bits of the
 // first word of Philox4x32-10 with counter (position, branch, draw, 0) and key (seed low, seed

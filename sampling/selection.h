@@ -9,12 +9,13 @@
 #include <span>
 #include <vector>
 
+#include "kernels/logits.h"
 #include "sampling/sampler.h"
 
 namespace quire {
 
-// The lowest index of the largest value; -1 if there is none above -infinity. NaN is never largest.
-int32_t ArgMax(std::span<const float> values);
+using kernels::ArgMax;
+using kernels::ExpWeights;
 
 // The k best of `values` as (index, value), best first; ties go to the lower index and NaN counts
 // as -infinity. For small k: a bounded heap.
@@ -71,23 +72,6 @@ MassCut SelectMass(std::span<const uint32_t> keys, Weight weight, Enough enough)
     if (enough(before)) break;
   }
   return cut;
-}
-
-// weights[i] = e^((values[i] - best) / temperature), within 3e-7 of its value; 0 below e^-87 and
-// for NaN. The same bits on every machine, at a third of the C library's time. In place is fine.
-// REQUIRES: best is finite and the largest; temperature > 0.
-void ExpWeights(std::span<const float> values, float best, float temperature,
-                std::span<float> weights);
-
-// Four running sums, so that additions overlap; the order is fixed.
-inline double SumOf(std::span<const float> values) {
-  double lanes[4] = {0, 0, 0, 0};
-  size_t i = 0;
-  for (; i + 4 <= values.size(); i += 4) {
-    for (size_t j = 0; j < 4; ++j) lanes[j] += values[i + j];
-  }
-  for (; i < values.size(); ++i) lanes[0] += values[i];
-  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
 }  // namespace quire

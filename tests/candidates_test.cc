@@ -159,7 +159,7 @@ TEST(KnownTokens, LogprobRankAndBest) {
     const std::vector<TokenId> ranked = Ranked({logits.begin(), logits.end()});
     for (size_t place = 0; place < ranked.size(); place += 7) {
       Sampled sampled;
-      ScoreToken(logits, ranked[place], 5, scratch, sampled);
+      ScoreToken(logits, ranked[place], 5, sampled);
       EXPECT_EQ(sampled.token, ranked[place]);
       EXPECT_EQ(sampled.rank, static_cast<int32_t>(place) + 1);
       EXPECT_NEAR(sampled.logprob, want[ranked[place]], 1e-5);

@@ -132,7 +132,7 @@ TEST(OpProfile, LapsAddUpToTheirSteps) {
   for (int i = 0; i < 3; ++i) {
     profile.BeginStep(2, 2);
     for (int layer = 0; layer < 4; ++layer) {
-      BeginOp(&profile, Op::kNorm, RowWork{2, 16});
+      BeginOp(&profile, Op::kAddRows, RowWork{2, 16});
       BeginOp(&profile, Op::kQkv);
     }
     profile.EndStep();
@@ -145,8 +145,8 @@ TEST(OpProfile, LapsAddUpToTheirSteps) {
   EXPECT_EQ(profile.steps(StepKind::kDecode).tokens, 6);
   EXPECT_EQ(profile.steps(StepKind::kPrefill).tokens, 9);
   EXPECT_EQ(profile.steps(StepKind::kPrefill).sequences, 2);
-  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kNorm).calls, 12);
-  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kNorm).cost.activation_bytes, 12 * 2 * 16 * 8);
+  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kAddRows).calls, 12);
+  EXPECT_EQ(profile.totals(StepKind::kDecode, Op::kAddRows).cost.activation_bytes, 12 * 2 * 16 * 8);
   // Each span begins where the one before ended.
   const std::vector<OpSpan> spans = profile.op_spans();
   const std::vector<StepSpan> steps = profile.step_spans();

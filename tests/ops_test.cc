@@ -154,8 +154,13 @@ TEST(ApplyRope, BothPairings) {
       const std::vector<float> x = Normal(static_cast<size_t>(rows * heads * head_dim), 3);
       const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
         std::vector<float> y = x;
-        ApplyRope(y.data(), rows, heads, head_dim, rotary, interleaved, cos.data(), sin.data(),
-                  pool);
+        const Heads parts[] = {{.x = y.data(), .num_heads = heads}};
+        ApplyRope({.head_dim = head_dim,
+                   .rotary_dim = rotary,
+                   .interleaved = interleaved,
+                   .cos = cos.data(),
+                   .sin = sin.data()},
+                  parts, rows, pool);
         return y;
       });
       for (int64_t r = 0; r < rows; ++r) {
@@ -256,14 +261,67 @@ TEST(SoftCap, CloseToFloat64) {
   }
 }
 
-TEST(AddRows, OneRoundingEach) {
-  const std::vector<float> x = Normal(5 * 9000, 9), y = Normal(5 * 9000, 10);
-  const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
-    std::vector<float> sum = x;
-    AddRows(y.data(), 5, 9000, sum.data(), pool);
-    return sum;
-  });
-  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], x[i] + y[i]);
+// Queries with a norm of their heads and keys without: as the norm alone, then the rotation alone.
+TEST(ApplyRope, PartsAndNormsInOneCall) {
+  for (const int64_t rows : {1, 130}) {  // 130 rows go to the pool
+    constexpr int32_t kDim = 40, kHeads = 5, kKvHeads = 2;
+    const std::vector<float> q = Normal(static_cast<size_t>(rows) * kHeads * kDim, 21);
+    const std::vector<float> k = Normal(static_cast<size_t>(rows) * kKvHeads * kDim, 22);
+    const std::vector<float> norm = Normal(kDim, 23);
+    const std::vector<float> cos = Normal(static_cast<size_t>(rows) * kDim / 2, 24);
+    const std::vector<float> sin = Normal(cos.size(), 25);
+    RopeArgs rope{.head_dim = kDim,
+                  .rotary_dim = kDim,
+                  .cos = cos.data(),
+                  .sin = sin.data(),
+                  .norm_offset = 1.0f,
+                  .norm_eps = 1e-6f};
+    const auto joined = [&](std::vector<float> a, const std::vector<float>& b) {
+      a.insert(a.end(), b.begin(), b.end());
+      return a;
+    };
+    const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
+      std::vector<float> a = q, b = k;
+      const Heads parts[] = {{a.data(), kHeads, norm.data()}, {b.data(), kKvHeads}};
+      ApplyRope(rope, parts, rows, pool);
+      return joined(a, b);
+    });
+    ThreadPool pool(1);
+    std::vector<float> a = q, b = k;
+    RmsNorm(a.data(), kDim, norm.data(), 1.0f, 1e-6f, rows * kHeads, kDim, a.data(), kDim, pool);
+    EXPECT_FALSE(SameBits(a, q));
+    const Heads only_q[] = {{a.data(), kHeads}};
+    ApplyRope(rope, only_q, rows, pool);
+    const Heads only_k[] = {{b.data(), kKvHeads}};
+    ApplyRope(rope, only_k, rows, pool);
+    EXPECT_TRUE(SameBits(got, joined(a, b)));
+    // Without a rotation the norm alone is left.
+    std::vector<float> normed = q;
+    const Heads parts[] = {{normed.data(), kHeads, norm.data()}};
+    rope.rotary_dim = 0;
+    rope.cos = rope.sin = nullptr;
+    ApplyRope(rope, parts, rows, pool);
+    a = q;
+    RmsNorm(a.data(), kDim, norm.data(), 1.0f, 1e-6f, rows * kHeads, kDim, a.data(), kDim, pool);
+    EXPECT_TRUE(SameBits(normed, a));
+  }
+}
+
+TEST(AddRmsNorm, TheNormThenOneRounding) {
+  for (const int64_t rows : {3, 70}) {
+    constexpr int64_t kDim = 500;
+    const std::vector<float> x = Normal(static_cast<size_t>(rows * kDim), 9);
+    const std::vector<float> y = Normal(x.size(), 10), w = Normal(kDim, 11);
+    const std::vector<float> got = SameEverywhere([&](ThreadPool& pool) {
+      std::vector<float> sum = x, in = y;
+      AddRmsNorm(w.data(), 0.0f, 1e-5f, rows, kDim, in.data(), sum.data(), pool);
+      return sum;
+    });
+    ThreadPool pool(1);
+    std::vector<float> normed(y.size());
+    RmsNorm(y.data(), kDim, w.data(), 0.0f, 1e-5f, rows, kDim, normed.data(), kDim, pool);
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(got[i], x[i] + normed[i]);
+  }
 }
 
 TEST(RopeAngles, EqualsTheRecordedDefinition) {

@@ -138,7 +138,10 @@ TEST(RopeConfigTest, S05PartialRotaryRotatesTheFirstDimensions) {
         x.push_back(static_cast<float>((d * 37 + 11) % 41) / 20.0f - 1.0f);
       }
       std::vector<float> y = x;
-      kernels::ApplyRope(y.data(), 1, 2, head_dim, rotary, false, cos.data(), sin.data(), pool);
+      const kernels::Heads heads[] = {{.x = y.data(), .num_heads = 2}};
+      kernels::ApplyRope(
+          {.head_dim = head_dim, .rotary_dim = rotary, .cos = cos.data(), .sin = sin.data()}, heads,
+          1, pool);
       for (int32_t h = 0; h < 2; ++h) {
         const auto at = [&](const std::vector<float>& v, int32_t d) {
           return v[static_cast<size_t>(h * head_dim + d)];

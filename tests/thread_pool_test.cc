@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <vector>
 
 namespace quire {
@@ -37,6 +38,22 @@ TEST(ThreadPool, WhatTasksWroteIsVisibleAfterTheJoin) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // let them park
   }
   for (int value : plain) ASSERT_EQ(value, 2000 * 2001 / 2);
+}
+
+// Jobs of a few tasks, one after the other, with more threads than cores: workers come in late or
+// not at all. A late one that looked into a job that is over would call a function that is gone.
+TEST(ThreadPool, LateWorkersFindTheNextJobOrNone) {
+  for (const int32_t threads : {2, 5, 9}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 3000; ++round) {
+      const int64_t tasks = 1 + round % 4;
+      const auto counts = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(tasks));
+      pool.ParallelFor(tasks, [&counts, tasks](int64_t task, int32_t) {
+        if (task < tasks) counts[static_cast<size_t>(task)].fetch_add(1);
+      });
+      for (int64_t i = 0; i < tasks; ++i) ASSERT_EQ(counts[static_cast<size_t>(i)].load(), 1);
+    }
+  }
 }
 
 TEST(ThreadPool, AtLeastOneCore) { EXPECT_GE(NumPhysicalCores(), 1); }

@@ -5,48 +5,80 @@
 
 namespace quire::kernels::QUIRE_ISA {
 
-void RmsNormRow(const float* x, const float* weight, float offset, float eps, int64_t dim,
-                float* out) {
-  Vec sum = Zero();
+// 1 / root mean square of kRows rows: the chain of additions of one hides behind those of others.
+template <int kRows>
+void InverseRms(const float* x, int64_t ldx, float eps, int64_t dim, float* by) {
+  Vec sum[kRows];
+  for (int r = 0; r < kRows; ++r) sum[r] = Zero();
   int64_t i = 0;
   for (; i + 16 <= dim; i += 16) {
-    const Vec v = Load(x + i);
-    sum = Fma(v, v, sum);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec v = Load(x + r * ldx + i);
+      sum[r] = Fma(v, v, sum[r]);
+    }
   }
-  const int tail = static_cast<int>(dim - i);
-  if (tail > 0) {
-    const Vec v = LoadN(x + i, tail);
-    sum = Fma(v, v, sum);
-  }
-  const float mean = ReduceAdd(sum) / static_cast<float>(dim);
-  const Vec by = Set1(1.0f / __builtin_sqrtf(mean + eps));
-  const Vec plus = Set1(offset);
-  for (i = 0; i + 16 <= dim; i += 16) {
-    Store(Mul(Mul(Load(x + i), by), Add(plus, Load(weight + i))), out + i);
-  }
-  if (tail > 0) {
-    StoreN(Mul(Mul(LoadN(x + i, tail), by), Add(plus, LoadN(weight + i, tail))), out + i, tail);
+  for (int r = 0; r < kRows; ++r) {
+    if (i < dim) {
+      const Vec v = LoadN(x + r * ldx + i, static_cast<int>(dim - i));
+      sum[r] = Fma(v, v, sum[r]);
+    }
+    by[r] = 1.0f / __builtin_sqrtf(ReduceAdd(sum[r]) / static_cast<float>(dim) + eps);
   }
 }
 
-// One head: a[i], b[i] = a[i] * cos[i] - b[i] * sin[i], b[i] * cos[i] + a[i] * sin[i].
-void RotateHalves(float* a, float* b, const float* cos, const float* sin, int32_t half) {
+void RmsNormRows(const float* x, int64_t ldx, const float* weight, float offset, float eps,
+                 int64_t rows, int64_t dim, float* out, int64_t ldout) {
+  constexpr int64_t kGroup = 4;
+  const Vec plus = Set1(offset);
+  for (int64_t first = 0; first < rows; first += kGroup) {
+    const int64_t count = rows - first < kGroup ? rows - first : kGroup;
+    float scale[kGroup];
+    if (count == kGroup) {
+      InverseRms<kGroup>(x, ldx, eps, dim, scale);
+    } else {
+      for (int64_t r = 0; r < count; ++r) InverseRms<1>(x + r * ldx, ldx, eps, dim, scale + r);
+    }
+    for (int64_t r = 0; r < count; ++r, x += ldx, out += ldout) {
+      const Vec by = Set1(scale[r]);
+      int64_t i = 0;
+      for (; i + 16 <= dim; i += 16) {
+        Store(Mul(Mul(Load(x + i), by), Add(plus, Load(weight + i))), out + i);
+      }
+      if (i < dim) {
+        const int tail = static_cast<int>(dim - i);
+        StoreN(Mul(Mul(LoadN(x + i, tail), by), Add(plus, LoadN(weight + i, tail))), out + i, tail);
+      }
+    }
+  }
+}
+
+// Heads of one token, `stride` apart. Pairs (i, i + half): a, b = a cos - b sin, b cos + a sin.
+void RotateHalves(float* x, int32_t num_heads, int64_t stride, const float* cos, const float* sin,
+                  int32_t half) {
   int32_t i = 0;
   for (; i + 16 <= half; i += 16) {
-    const Vec x = Load(a + i), y = Load(b + i), c = Load(cos + i), s = Load(sin + i);
-    Store(Sub(Mul(x, c), Mul(y, s)), a + i);
-    Store(Add(Mul(y, c), Mul(x, s)), b + i);
+    const Vec c = Load(cos + i), s = Load(sin + i);
+    float* p = x + i;
+    for (int32_t h = 0; h < num_heads; ++h, p += stride) {
+      const Vec a = Load(p), b = Load(p + half);
+      Store(Sub(Mul(a, c), Mul(b, s)), p);
+      Store(Add(Mul(b, c), Mul(a, s)), p + half);
+    }
   }
   for (; i < half; ++i) {
-    const float x = a[i], y = b[i];
-    a[i] = x * cos[i] - y * sin[i];
-    b[i] = y * cos[i] + x * sin[i];
+    float* p = x + i;
+    for (int32_t h = 0; h < num_heads; ++h, p += stride) {
+      const float a = p[0], b = p[half];
+      p[0] = a * cos[i] - b * sin[i];
+      p[half] = b * cos[i] + a * sin[i];
+    }
   }
 }
 
-inline Vec Activate(Activation act, Vec g) {
+template <Activation kAct>
+inline Vec Activate(Vec g) {
   const Vec one = Set1(1.0f);
-  switch (act) {
+  switch (kAct) {
     case Activation::kSilu:
       return Div(g, Add(one, Exp(Sub(Zero(), g))));
     case Activation::kGeluTanh: {
@@ -66,12 +98,26 @@ inline Vec Activate(Activation act, Vec g) {
   return g;
 }
 
-void GatedRow(Activation act, const float* gate, const float* up, int64_t n, float* out) {
+template <Activation kAct>
+void GatedRowOf(const float* gate, const float* up, int64_t n, float* out) {
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16) Store(Mul(Activate(act, Load(gate + i)), Load(up + i)), out + i);
+  for (; i + 16 <= n; i += 16) Store(Mul(Activate<kAct>(Load(gate + i)), Load(up + i)), out + i);
   if (i < n) {
     const int tail = static_cast<int>(n - i);
-    StoreN(Mul(Activate(act, LoadN(gate + i, tail)), LoadN(up + i, tail)), out + i, tail);
+    StoreN(Mul(Activate<kAct>(LoadN(gate + i, tail)), LoadN(up + i, tail)), out + i, tail);
+  }
+}
+
+void GatedRow(Activation act, const float* gate, const float* up, int64_t n, float* out) {
+  switch (act) {
+    case Activation::kSilu:
+      return GatedRowOf<Activation::kSilu>(gate, up, n, out);
+    case Activation::kGeluTanh:
+      return GatedRowOf<Activation::kGeluTanh>(gate, up, n, out);
+    case Activation::kGelu:
+      return GatedRowOf<Activation::kGelu>(gate, up, n, out);
+    case Activation::kRelu:
+      return GatedRowOf<Activation::kRelu>(gate, up, n, out);
   }
 }
 

@@ -137,6 +137,16 @@ inline Vec SelectLt(Vec a, Vec b, Vec x, Vec y) {
   return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
+inline uint32_t LanesOf(__m256 lo, __m256 hi) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(lo)) |
+         static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
+}
+inline uint32_t LanesLt(Vec a, Vec b) {
+  return LanesOf(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ));
+}
+inline uint32_t LanesEq(Vec a, Vec b) {
+  return LanesOf(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ));
+}
 inline Vec KeepLanes(Vec x, int lo, int hi, Vec y) {
   const __m256i a = _mm256_andnot_si256(FirstLanes(lo), FirstLanes(hi));
   const __m256i b = _mm256_andnot_si256(FirstLanes(lo - 8), FirstLanes(hi - 8));
@@ -162,6 +172,26 @@ inline float ReduceMax(Vec x) {
   __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+struct Wide {
+  __m256d part[4];
+};
+inline Wide ZeroWide() {
+  const __m256d zero = _mm256_setzero_pd();
+  return {{zero, zero, zero, zero}};
+}
+inline Wide AddWide(Wide sum, Vec x) {
+  return {{_mm256_add_pd(sum.part[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.lo))),
+           _mm256_add_pd(sum.part[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.lo, 1))),
+           _mm256_add_pd(sum.part[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.hi))),
+           _mm256_add_pd(sum.part[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.hi, 1)))}};
+}
+inline double ReduceAdd(Wide x) {
+  const __m256d b = _mm256_add_pd(_mm256_add_pd(x.part[0], x.part[2]),
+                                  _mm256_add_pd(x.part[1], x.part[3]));
+  const __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
 }
 
 }  // namespace quire::kernels::avx2

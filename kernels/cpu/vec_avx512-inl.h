@@ -120,6 +120,8 @@ inline Vec CopySign(Vec magnitude, Vec sign) {
 inline Vec SelectLt(Vec a, Vec b, Vec x, Vec y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+inline uint32_t LanesLt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+inline uint32_t LanesEq(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
 inline Vec KeepLanes(Vec x, int lo, int hi, Vec y) {
   const __mmask16 keep = static_cast<__mmask16>(FirstLanes(hi) & ~FirstLanes(lo));
   return {_mm512_mask_blend_ps(keep, y.v, x.v)};
@@ -142,6 +144,21 @@ inline float ReduceMax(Vec x) {
   __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+struct Wide {
+  __m512d lo, hi;
+};
+inline Wide ZeroWide() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline Wide AddWide(Wide sum, Vec x) {
+  return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(_mm512_castps512_ps256(x.v))),
+          _mm512_add_pd(sum.hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)))};
+}
+inline double ReduceAdd(Wide x) {
+  const __m512d a = _mm512_add_pd(x.lo, x.hi);
+  const __m256d b = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+  const __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
 }
 
 }  // namespace quire::kernels::avx512

@@ -130,6 +130,18 @@ QUIRE_LANEWISE(AddExponent, (Vec p, Vec t),
                                     (std::bit_cast<uint32_t>(t.lane[i]) << 23)))
 #undef QUIRE_LANEWISE
 
+// Bit i: the comparison of lanes i; false if either is NaN.
+inline uint32_t LanesLt(Vec a, Vec b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= (a.lane[i] < b.lane[i] ? 1u : 0u) << i;
+  return bits;
+}
+inline uint32_t LanesEq(Vec a, Vec b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= (a.lane[i] == b.lane[i] ? 1u : 0u) << i;
+  return bits;
+}
+
 // Lanes are joined as a tree: i with i + 8, then + 4, + 2, + 1.
 inline float ReduceAdd(Vec x) {
   for (int half = 8; half > 0; half /= 2) {
@@ -142,6 +154,22 @@ inline float ReduceMax(Vec x) {
     for (int i = 0; i < half; ++i) {
       x.lane[i] = x.lane[i] > x.lane[i + half] ? x.lane[i] : x.lane[i + half];
     }
+  }
+  return x.lane[0];
+}
+
+// Sums of 16 lanes in double; joined as above.
+struct Wide {
+  double lane[16];
+};
+inline Wide ZeroWide() { return {}; }
+inline Wide AddWide(Wide sum, Vec x) {
+  for (int i = 0; i < 16; ++i) sum.lane[i] += static_cast<double>(x.lane[i]);
+  return sum;
+}
+inline double ReduceAdd(Wide x) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.lane[i] += x.lane[i + half];
   }
   return x.lane[0];
 }

@@ -8,9 +8,9 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::array<std::string_view, kNumOps> kNames = {
-    "schedule",   "copy_pages", "batch",    "plan",     "embed",     "rope_angles", "norm",
-    "qkv",        "qk_norm",    "rope",     "write_kv", "attention", "o",           "gate_up",
-    "activation", "down",       "add_rows", "head",     "soft_cap",  "sampling",    "profile"};
+    "schedule", "copy_pages", "batch",    "plan",      "embed",    "rope_angles",
+    "qkv",      "rope",       "write_kv", "attention", "o",        "gate_up",
+    "down",     "add_rows",   "head",     "soft_cap",  "sampling", "profile"};
 
 template <typename T>
 void Push(std::vector<T>& ring, int64_t& pushed, const T& value) {

@@ -34,18 +34,15 @@ enum class Op : uint8_t {
   kPlan,        // attention's plans and the arena
   kEmbed,       // rows of the embedding
   kRopeAngles,  // cosines and sines of the step's positions
-  kNorm,        // of the residual stream
-  kQkv,
-  kQkNorm,  // of each head's queries and keys
-  kRope,
+  kQkv,         // with the norm before it
+  kRope,        // of queries and keys, with norms of their heads
   kWriteKv,
   kAttention,
   kO,
-  kGateUp,
-  kActivation,
-  kDown,
-  kAddRows,  // where a norm stands between a projection and the residual stream
-  kHead,
+  kGateUp,    // with the norm before it
+  kDown,      // with the activation before it
+  kAddRows,   // where a norm stands between a projection and the residual stream
+  kHead,      // with the final norm
   kSoftCap,   // of logits
   kSampling,  // masks, penalties, choice
   kProfile,   // counting bytes for this profile

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_topology.h"
 #include "base/json.h"
 #include "bench/ops_run.h"
 #include "kernels/cpu_isa.h"
@@ -91,10 +92,11 @@ int BenchOps::Run() const {
     json.Key("runs");
     json.BeginArray();
   } else {
-    fmt::print("{}{}, {}, attention {}, cache {}, ISA {}\n{}\n", kernels::MachineText(machine),
-               options->model, runtime.weight_format(), runtime.attention_name(),
-               runtime.kv_cache_dtype(), kernels::NameOf(kernels::ActiveIsa()),
-               kernels::PeaksText(peaks));
+    fmt::print("{}{}\n", kernels::MachineText(machine),
+               Describe(ReadCpuTopology(AllowedCpus()), runtime.num_threads()));
+    fmt::print("{}, {}, attention {}, cache {}, ISA {}\n{}\n", options->model,
+               runtime.weight_format(), runtime.attention_name(), runtime.kv_cache_dtype(),
+               kernels::NameOf(kernels::ActiveIsa()), kernels::PeaksText(peaks));
   }
   for (const std::string& name : workloads_) {
     profile.Reset();

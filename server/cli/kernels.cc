@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "base/cpu_topology.h"
 #include "kernels/attention.h"
 #include "kernels/attention_features.h"
 #include "kernels/attention_library.h"
@@ -115,7 +116,9 @@ int RunKernels(const KernelsOptions& o) {
     const auto loaded = kernels::LoadAttentionLibrary(o.library);
     if (!loaded.ok()) return Fail(kExitUsage, Message(loaded.status()).c_str());
   }
-  ThreadPool pool(o.num_threads > 0 ? o.num_threads : NumPhysicalCores());
+  const CpuTopology topology = ReadCpuTopology(AllowedCpus());
+  ThreadPool pool(o.num_threads > 0 ? o.num_threads : topology.usable_cores);
+  fmt::print("{}\n", Describe(topology, pool.num_threads()));
   kernels::MachinePeaks measured;
   const kernels::MachinePeaks* peaks = nullptr;
   fmt::print("{}", kernels::MachineText(kernels::ReadMachineInfo()));
