@@ -114,10 +114,12 @@ void PrintJson(const Options& o, const ModelRuntime& runtime, const kernels::Mac
 Plot MakePlot(const ModelRuntime& runtime, const kernels::MachineInfo& machine, const Result& r) {
   Plot plot;
   plot.title = "Time per token with the cache, one sequence";
-  plot.notes.push_back(fmt::format("{}, products in {}, cache in {}, {} threads, {}",
+  plot.notes.push_back(fmt::format("{}, products in {}, cache in {}, {} thread{}, {}",
                                    runtime.weight_format(), runtime.compute(),
-                                   runtime.kv_cache_dtype(), runtime.num_threads(), machine.isa));
-  plot.notes.push_back(machine.cpu + "; " + machine.build);
+                                   runtime.kv_cache_dtype(), runtime.num_threads(),
+                                   runtime.num_threads() == 1 ? "" : "s", machine.isa));
+  plot.notes.push_back(
+      fmt::format("{}; {}; load {:.1f}", machine.cpu, machine.build, machine.load));
   plot.x_label = "tokens in the cache";
   plot.y_label = "microseconds";
   PlotSeries step{.name = fmt::format("a step: {:.4f} us for each token in the cache, r2 {:.4f}",

@@ -90,7 +90,7 @@ TEST(MachinePeaks, AKernelIsComparedWithAUnitThatItsIsaHas) {
 
 TEST(SelfMeasure, LinearLayersOfEachComputeType) {
   ThreadPool pool(2);
-  MachinePeaks peaks{.num_threads = 2};
+  MachinePeaks peaks{.num_threads = 2, .memory_gb_s = 10};
   peaks.math = MeasureMath(2, 0.002);
   for (const auto& [format, compute, type] :
        {std::tuple{DType::kF32, ComputeType::kF32, MathType::kF32},
@@ -98,6 +98,7 @@ TEST(SelfMeasure, LinearLayersOfEachComputeType) {
         {DType::kQ4_1, ComputeType::kI8, MathType::kI8}}) {
     const LinearRates rates = MeasureLinear(format, compute, peaks, pool);
     EXPECT_GT(rates.decode_gb_s, 0) << NameOf(compute);
+    EXPECT_DOUBLE_EQ(rates.decode_share, rates.decode_gb_s / 10);
     EXPECT_GT(rates.prefill_gflop_s, 0) << NameOf(compute);
     EXPECT_EQ(rates.prefill_unit, UnitInUse(peaks.math, type, ActiveIsa())->unit);
     EXPECT_NEAR(rates.prefill_share * 2 * UnitInUse(peaks.math, type, ActiveIsa())->gops_per_thread,

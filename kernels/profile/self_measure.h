@@ -30,13 +30,14 @@ AttentionRates MeasureAttention(const AttentionBackend& backend, DType kv_dtype,
                                 const MachinePeaks& peaks, ThreadPool& pool);
 
 struct LinearRates {
-  double decode_gb_s = 0;  // one row
-  double decode_share = 0;
-  double prefill_gflop_s = 0;  // 256 rows
-  double prefill_share = 0;    // of the peak of prefill_unit
+  double decode_gb_s = 0;   // one row
+  double decode_share = 0;  // of reading at peaks.memory_gb_s
+  double prefill_gflop_s = 0;
+  double prefill_share = 0;  // of the peak of prefill_unit
   std::string_view prefill_unit;
+  int32_t prefill_rows = 0;
 };
-// 1536 x 1536 weights, several copies, in the ISA in use.
+// 1536 x 1536 weights in the ISA in use; several copies, more than L2 holds.
 LinearRates MeasureLinear(DType format, ComputeType compute, const MachinePeaks& peaks,
                           ThreadPool& pool);
 

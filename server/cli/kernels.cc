@@ -102,10 +102,11 @@ void PrintLinear(const kernels::MachinePeaks* peaks, bool in_use, ThreadPool& po
       }
       const kernels::LinearRates r = MeasureLinear(format, compute, *peaks, pool);
       fmt::print(
-          "  {:<9}{:<9}{:<6} one row {:>7.1f} GB/s ({:>3.0f}% of reading), 256 rows {:>8.1f} "
+          "  {:<9}{:<9}{:<6} one row {:>7.1f} GB/s ({:>3.0f}% of reading), {} rows {:>8.1f} "
           "GFLOP/s ({:>2.0f}% of {})\n",
           kernels::NameOf(kernels::ActiveIsa()), NameOf(compute), NameOf(packed), r.decode_gb_s,
-          100 * r.decode_share, r.prefill_gflop_s, 100 * r.prefill_share, r.prefill_unit);
+          100 * r.decode_share, r.prefill_rows, r.prefill_gflop_s, 100 * r.prefill_share,
+          r.prefill_unit);
       std::fflush(stdout);
     }
   }
