@@ -87,7 +87,7 @@ class ProfileTest(unittest.TestCase):
         done = bench("gemma3")
         self.assertEqual(done.returncode, 0, done.stderr)
         for part in ("W1: 32 prompt + 128 output tokens", "prefill steps: 1, 32.0 tokens",
-                     "decode steps: 127, 1.0 tokens", "qk_norm", "GFLOP/s"):
+                     "decode steps: 127, 1.0 tokens", "add_rows", "GFLOP/s"):
             self.assertIn(part, done.stdout)
 
     def test_a_kernel_of_ones_own(self):
