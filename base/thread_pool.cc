@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 #include "base/cpu_topology.h"
 #include "base/status.h"
 

@@ -16,8 +16,8 @@ namespace quire {
 // ParallelFor is called from one thread at a time (the engine thread) and returns when all tasks
 // are done. Each worker begins with a share of neighbouring tasks, ascending, so that it reads one
 // stretch of memory; whoever is done helps the others, so which worker computes a task is free, and
-// what a task computes must not depend on it. An own pool, not OpenMP: TSan reports false races with
-// libgomp, and thread counts stay ours.
+// what a task computes must not depend on it. An own pool, not OpenMP: TSan reports false races
+// with libgomp, and thread counts stay ours.
 class ThreadPool {
  public:
   // num_threads: the caller included; at least 1.

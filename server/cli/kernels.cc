@@ -119,10 +119,10 @@ int RunKernels(const KernelsOptions& o) {
   }
   const CpuTopology topology = ReadCpuTopology(AllowedCpus());
   ThreadPool pool(o.num_threads > 0 ? o.num_threads : topology.usable_cores);
-  fmt::print("{}\n", Describe(topology, pool.num_threads()));
   kernels::MachinePeaks measured;
   const kernels::MachinePeaks* peaks = nullptr;
-  fmt::print("{}", kernels::MachineText(kernels::ReadMachineInfo()));
+  fmt::print("{}{}\n", kernels::MachineText(kernels::ReadMachineInfo()),
+             Describe(topology, pool.num_threads()));
   if (!o.no_bench) {
     measured = kernels::MeasurePeaks(pool.num_threads(), size_t{64} << 20);
     peaks = &measured;
