@@ -49,7 +49,7 @@ ScratchLayout LayoutOf(const AttentionShape& s) {
   const int64_t dv16 = FlashDv16(s);
   ScratchLayout l{};
   if (s.dot == DType::kBF16) {
-    const int64_t rows = kFlashRows + 15;
+    const int64_t rows = kFlashBlock + 15;
     l.scores = int64_t{kFlashRows} * FlashDotDims(s);
     l.acc = l.scores + rows * kFlashLdScores;
     l.run_acc = l.acc + rows * dv16;
@@ -59,8 +59,8 @@ ScratchLayout LayoutOf(const AttentionShape& s) {
     return l;
   }
   l.scores = RoundUp16(int64_t{kFlashRows} * s.head_dim);
-  l.acc = l.scores + int64_t{kFlashRows} * kFlashLdScores;
-  l.run_acc = l.acc + kFlashRows * dv16;
+  l.acc = l.scores + int64_t{kFlashBlock} * kFlashLdScores;
+  l.run_acc = l.acc + kFlashBlock * dv16;
   l.keys = l.run_acc + kFlashRows * dv16;
   l.values = l.keys + int64_t{kKeyTile} * s.head_dim;
   l.total = l.values + kKeyTile * dv16;

@@ -22,6 +22,8 @@ struct FlashPass {
   int32_t num_rows;
   int32_t first;              // the pass's first row, counted from the item's
   int32_t item_lo, item_hi;   // keys that some row sees
+  int32_t block, block_end;   // the rows whose scores and sums the scratch holds
+  uint32_t copied;            // dot = BF16: runs of the split whose values have been copied
   int32_t token[kFlashRows];  // row of q and of out
   int32_t head[kFlashRows];
   int32_t pos[kFlashRows];
@@ -34,7 +36,7 @@ struct FlashPass {
   int32_t split;             // first key of the current split
   int32_t from[kFlashRows];  // keys of the current split
   int32_t to[kFlashRows];
-  int32_t runs_from;  // dot = BF16: runs of keys that some row sees
+  int32_t runs_from;  // dot = BF16: runs of keys that some row of the block sees
   int32_t runs_to;
 };
 
@@ -104,6 +106,36 @@ inline void MergePartial(float max, float sum, const float* acc, int32_t dv16, f
   *run_max = top;
 }
 
+// The same for all rows of a pass whose sums lie dv16 apart.
+inline void MergeRows(const float* max, const float* sum, const float* acc, int32_t num_rows,
+                      int32_t dv16, float* run_max, float* run_sum, float* run_acc) {
+  for (int32_t r0 = 0; r0 < num_rows; r0 += 16) {
+    const Vec top = Max(Load(run_max + r0), Load(max + r0));
+    float tops[16], old_by[16], new_by[16];
+    Store(top, tops);
+    Store(Exp(Sub(Load(run_max + r0), top)), old_by);
+    Store(Exp(Sub(Load(max + r0), top)), new_by);
+    for (int32_t r = r0; r < num_rows && r < r0 + 16; ++r) {
+      if (max[r] == -__builtin_inff()) continue;
+      const float* const from = acc + r * dv16;
+      float* const to = run_acc + r * dv16;
+      if (run_max[r] == -__builtin_inff()) {
+        run_max[r] = max[r];
+        run_sum[r] = sum[r];
+        for (int32_t d = 0; d < dv16; d += 16) Store(Load(from + d), to + d);
+        continue;
+      }
+      const Vec x = Set1(old_by[r - r0]);
+      const Vec y = Set1(new_by[r - r0]);
+      for (int32_t d = 0; d < dv16; d += 16) {
+        Store(Fma(Load(to + d), x, Mul(Load(from + d), y)), to + d);
+      }
+      run_sum[r] = __builtin_fmaf(run_sum[r], old_by[r - r0], sum[r] * new_by[r - r0]);
+      run_max[r] = tops[r - r0];
+    }
+  }
+}
+
 inline void StorePartial(float max, float sum, const float* acc, int32_t dv16, float* out) {
   out[0] = max;
   out[1] = sum;
@@ -158,8 +190,9 @@ inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashP
       const int32_t key = t0 + kKeyTile + v * 16;
       ahead.k[v] = key < hi ? pages.Key(key, 0) : reinterpret_cast<const std::byte*>(k[v]);
     }
-    for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
-      const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
+    for (int32_t r = pass.block; r < pass.block_end; r += kFlashRowBlock) {
+      const int32_t left = pass.block_end - r;
+      const int32_t rows = left < kFlashRowBlock ? left : kFlashRowBlock;
       // Ranges grow with the row's position: the block's union is [first from, last to).
       int32_t from = pass.from[r];
       int32_t to = pass.to[r + rows - 1];
@@ -168,7 +201,7 @@ inline void ScoreSplit(const FlashTask& t, const FlashPages& pages, const FlashP
       if (from >= to) continue;
       ScoreDispatch(rows, t.scratch.q + int64_t{r} * s.head_dim, k, ahead, stride, (from - t0) / 16,
                     (to - t0 + 15) / 16, s.head_dim, s.softmax_scale,
-                    t.scratch.scores + r * kFlashLdScores + (t0 - split));
+                    t.scratch.scores + (r - pass.block) * kFlashLdScores + (t0 - split));
     }
   }
 }
@@ -189,8 +222,9 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
         .v = k1 < hi ? pages.Value(k1, s.head_dim_v) : reinterpret_cast<const std::byte*>(v),
         .stride = s.head_dim_v * bytes,
         .vec_bytes = 16 * bytes * (pages.pairs ? 2 : 1)};
-    for (int32_t r = 0; r < pass.num_rows; r += kFlashRowBlock) {
-      const int32_t rows = pass.num_rows - r < kFlashRowBlock ? pass.num_rows - r : kFlashRowBlock;
+    for (int32_t r = pass.block; r < pass.block_end; r += kFlashRowBlock) {
+      const int32_t left = pass.block_end - r;
+      const int32_t rows = left < kFlashRowBlock ? left : kFlashRowBlock;
       // Keys that all rows see go through the register block; the rest row by row, in order.
       int32_t from = k0;
       int32_t to = k1;
@@ -204,18 +238,21 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
         int32_t b = pass.to[i] < k1 ? pass.to[i] : k1;
         if (shared && b > from) b = from;
         if (a < b) {
-          ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (a - split), b - a,
-                       v + (a - k0) * stride, ahead, stride, dv16, t.scratch.acc + i * dv16);
+          ValueRows<1>(t.scratch.scores + (i - pass.block) * kFlashLdScores + (a - split), b - a,
+                       v + (a - k0) * stride, ahead, stride, dv16,
+                       t.scratch.acc + (i - pass.block) * dv16);
         }
       }
       if (!shared) continue;
-      ValueDispatch(rows, t.scratch.scores + r * kFlashLdScores + (from - split), to - from,
-                    v + (from - k0) * stride, ahead, stride, dv16, t.scratch.acc + r * dv16);
+      ValueDispatch(rows, t.scratch.scores + (r - pass.block) * kFlashLdScores + (from - split),
+                    to - from, v + (from - k0) * stride, ahead, stride, dv16,
+                    t.scratch.acc + (r - pass.block) * dv16);
       for (int32_t i = r; i < r + rows; ++i) {
         const int32_t b = pass.to[i] < k1 ? pass.to[i] : k1;
         if (to < b) {
-          ValueRows<1>(t.scratch.scores + i * kFlashLdScores + (to - split), b - to,
-                       v + (to - k0) * stride, ahead, stride, dv16, t.scratch.acc + i * dv16);
+          ValueRows<1>(t.scratch.scores + (i - pass.block) * kFlashLdScores + (to - split), b - to,
+                       v + (to - k0) * stride, ahead, stride, dv16,
+                       t.scratch.acc + (i - pass.block) * dv16);
         }
       }
     }
@@ -225,6 +262,7 @@ inline void ValueSplit(const FlashTask& t, const FlashPages& pages, const FlashP
 
 // Products in float32.
 struct Float32Dot {
+  static constexpr int32_t kBlock = kFlashBlock;
   // Queries of a register block are interleaved: [head_dim][rows of the block].
   static void PackQuery(const FlashTask& t, const FlashPass& pass, int32_t r, const float* q) {
     const int32_t block = r / kFlashRowBlock * kFlashRowBlock;
@@ -237,18 +275,21 @@ struct Float32Dot {
                      int32_t hi) {
     ScoreSplit(t, pages, pass, pass.split, lo, hi);
   }
-  static void Softmax(const FlashTask& t, FlashPass& pass, int32_t r) {
-    if (pass.from[r] >= pass.to[r]) return;
-    const AttentionShape& s = *t.s;
+  static void Softmax(const FlashTask& t, FlashPass& pass) {
     const float* slopes = t.a->alibi_slopes;
-    SoftmaxRow(s, t.scratch.scores + r * kFlashLdScores, pass.split, pass.from[r], pass.to[r],
-               pass.pos[r], slopes != nullptr ? slopes + pass.head[r] : nullptr, &pass.max[r],
-               &pass.sum[r]);
+    for (int32_t r = pass.block; r < pass.block_end; ++r) {
+      if (pass.from[r] >= pass.to[r]) continue;
+      SoftmaxRow(*t.s, t.scratch.scores + (r - pass.block) * kFlashLdScores, pass.split,
+                 pass.from[r], pass.to[r], pass.pos[r],
+                 slopes != nullptr ? slopes + pass.head[r] : nullptr, &pass.max[r], &pass.sum[r]);
+      if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
+    }
   }
-  static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
+  static void Values(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                      int32_t hi) {
     const int32_t dv16 = FlashDv16(*t.s);
-    for (int32_t i = 0; i < pass.num_rows * dv16; i += 16) Store(Zero(), t.scratch.acc + i);
+    for (int32_t i = 0; i < (pass.block_end - pass.block) * dv16; i += 16)
+      Store(Zero(), t.scratch.acc + i);
     ValueSplit(t, pages, pass, pass.split, lo, hi);
   }
 };
@@ -320,8 +361,7 @@ inline void BeginSection(FlashSection& section, int32_t first, int32_t num_rows)
   }
 }
 
-// The rows' keys in one split, and their scores. False if nobody sees one.
-template <typename Dot>
+// The rows' keys in one split. False if nobody sees one.
 inline bool BeginSplit(FlashSection& section, int32_t split, int32_t* lo, int32_t* hi) {
   FlashPass& pass = section.pass;
   *lo = pass.item_lo > split ? pass.item_lo : split;
@@ -335,27 +375,29 @@ inline bool BeginSplit(FlashSection& section, int32_t split, int32_t* lo, int32_
     pass.max[r] = -__builtin_inff();
     pass.sum[r] = 0.0f;
   }
-  if (*lo >= *hi) return false;
-  Dot::Scores(section.t, section.pages, pass, *lo, *hi);
-  return true;
+  pass.copied = 0;
+  pass.block = 0;
+  pass.block_end = pass.num_rows;
+  return *lo < *hi;
 }
 
-inline void EndSplit(FlashSection& section) {
+// What the block's rows have got from the split, to where it is joined.
+inline void EndBlock(FlashSection& section) {
   const FlashTask& t = section.t;
   FlashPass& pass = section.pass;
   const int32_t dv16 = FlashDv16(*t.s);
+  const int32_t b = pass.block;
+  if (t.item.partial < 0) {
+    MergeRows(pass.max + b, pass.sum + b, t.scratch.acc, pass.block_end - b, dv16, pass.run_max + b,
+              pass.run_sum + b, t.scratch.run_acc + b * dv16);
+    return;
+  }
   const int64_t item_rows = int64_t{t.item.num_q} * (t.s->num_heads / t.s->num_kv_heads);
-  for (int32_t r = 0; r < pass.num_rows; ++r) {
-    const float* acc = t.scratch.acc + r * dv16;
-    if (t.item.partial < 0) {
-      MergePartial(pass.max[r], pass.sum[r], acc, dv16, &pass.run_max[r], &pass.run_sum[r],
-                   t.scratch.run_acc + r * dv16);
-      continue;
-    }
-    const int64_t n = (pass.split - t.item.first_k / kKeySplit * kKeySplit) / kKeySplit;
+  const int64_t n = (pass.split - t.item.first_k / kKeySplit * kKeySplit) / kKeySplit;
+  for (int32_t r = b; r < pass.block_end; ++r) {
     float* out =
         t.partials + t.item.partial + (n * item_rows + pass.first + r) * (kFlashPartialHead + dv16);
-    StorePartial(pass.max[r], pass.sum[r], acc, dv16, out);
+    StorePartial(pass.max[r], pass.sum[r], t.scratch.acc + (r - b) * dv16, dv16, out);
   }
 }
 
@@ -377,9 +419,40 @@ inline void EndSection(const FlashSection& section) {
   }
 }
 
-// One pass: the same rows of some kv heads against the item's keys. All their keys of a split come
-// before all their values: neighbours in memory are read together, and the wait for the first ones
-// is one for all heads.
+// A split's keys for one head's rows, block by block.
+template <typename Dot>
+inline void SplitByBlocks(FlashSection& section, bool seen, int32_t lo, int32_t hi) {
+  FlashPass& pass = section.pass;
+  for (int32_t b = 0; b < pass.num_rows; b += Dot::kBlock) {
+    pass.block = b;
+    pass.block_end = pass.num_rows < b + Dot::kBlock ? pass.num_rows : b + Dot::kBlock;
+    if (seen) {
+      Dot::Scores(section.t, section.pages, pass, lo, hi);
+      Dot::Softmax(section.t, pass);
+      Dot::Values(section.t, section.pages, pass, lo, hi);
+    }
+    EndBlock(section);
+  }
+}
+
+// A split's keys for the few rows of some heads. All keys come before all values: neighbours in
+// memory are read together, and the wait for the first ones is one for all heads.
+template <typename Dot>
+inline void SplitByHeads(FlashSection* sections, int32_t num_sections, bool seen, int32_t lo,
+                         int32_t hi) {
+  for (int32_t i = 0; i < num_sections && seen; ++i) {
+    Dot::Scores(sections[i].t, sections[i].pages, sections[i].pass, lo, hi);
+  }
+  for (int32_t i = 0; i < num_sections && seen; ++i) {
+    Dot::Softmax(sections[i].t, sections[i].pass);
+  }
+  for (int32_t i = 0; i < num_sections && seen; ++i) {
+    Dot::Values(sections[i].t, sections[i].pages, sections[i].pass, lo, hi);
+  }
+  for (int32_t i = 0; i < num_sections; ++i) EndBlock(sections[i]);
+}
+
+// One pass: the same rows of some kv heads against the item's keys.
 template <typename Dot>
 inline void FlashRowsPass(FlashSection* sections, int32_t num_sections, int32_t first,
                           int32_t num_rows) {
@@ -390,20 +463,12 @@ inline void FlashRowsPass(FlashSection* sections, int32_t num_sections, int32_t 
     int32_t lo = 0;
     int32_t hi = 0;
     bool seen = false;
-    for (int32_t i = 0; i < num_sections; ++i) {
-      seen = BeginSplit<Dot>(sections[i], split, &lo, &hi);
+    for (int32_t i = 0; i < num_sections; ++i) seen = BeginSplit(sections[i], split, &lo, &hi);
+    if (num_sections == 1) {
+      SplitByBlocks<Dot>(sections[0], seen, lo, hi);
+    } else {
+      SplitByHeads<Dot>(sections, num_sections, seen, lo, hi);
     }
-    for (int32_t i = 0; i < num_sections && seen; ++i) {
-      FlashPass& pass = sections[i].pass;
-      for (int32_t r = 0; r < num_rows; ++r) {
-        Dot::Softmax(sections[i].t, pass, r);
-        if (pass.max[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // all scores -inf
-      }
-    }
-    for (int32_t i = 0; i < num_sections && seen; ++i) {
-      Dot::Values(sections[i].t, sections[i].pages, sections[i].pass, lo, hi);
-    }
-    for (int32_t i = 0; i < num_sections; ++i) EndSplit(sections[i]);
   }
   for (int32_t i = 0; i < num_sections; ++i) EndSection(sections[i]);
 }
@@ -417,7 +482,8 @@ inline void FlashItemOf(const FlashTask& task) {
   FlashSection sections[kFlashSections];
   for (int32_t h = 0; h < task.item.num_kv_heads;) {
     int32_t n = 0;
-    for (; n < kFlashSections && (n + 1) * pass_rows <= kFlashRows && h < task.item.num_kv_heads;
+    for (; n < kFlashSections && (n == 0 || (n + 1) * pass_rows <= Dot::kBlock) &&
+           h < task.item.num_kv_heads;
          ++n, ++h) {
       FlashTask& t = sections[n].t;
       t = task;

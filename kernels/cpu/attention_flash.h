@@ -10,7 +10,8 @@
 
 namespace quire::kernels {
 
-inline constexpr int32_t kFlashRows = 48;
+inline constexpr int32_t kFlashRows = 96;                  // of a pass
+inline constexpr int32_t kFlashBlock = 48;                 // of them at a time
 inline constexpr int32_t kFlashSections = 4;               // kv heads per pass
 inline constexpr int32_t kFlashRowBlock = 6;               // rows per register block
 inline constexpr int32_t kFlashLdScores = kKeySplit + 16;  // floats; not a power of two: cache sets
@@ -19,11 +20,12 @@ inline constexpr int32_t kFlashValueDims =
 inline constexpr int32_t kFlashPartialHead = 16;  // floats before a partial's sums: max, sum
 
 // Scratch of one worker; all pointers 64-byte aligned.
-// With dot = BF16, scores and acc have 15 rows more: tiles are whole.
+// With dot = BF16, scores and acc have 15 rows more: tiles are whole. What is per block stays in
+// the nearest cache.
 struct FlashScratch {
   float* q;        // [row blocks][head_dim][rows of the block]; BF16: [kFlashRows, FlashDotDims]
-  float* scores;   // [kFlashRows, kFlashLdScores]
-  float* acc;      // [kFlashRows, dv16]: sums of one split
+  float* scores;   // [kFlashBlock, kFlashLdScores]
+  float* acc;      // [kFlashBlock, dv16]: sums of one split
   float* run_acc;  // [kFlashRows, dv16]: sums over splits
   float* keys;     // [head_dim, kKeyTile]; BF16: [FlashDotDims / 2, 16] pairs
   float* values;   // [kKeyTile, dv16]; BF16: [kKeySplit / 2, kFlashValueDims] pairs

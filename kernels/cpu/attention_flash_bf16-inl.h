@@ -21,6 +21,11 @@ struct Bf16Dot {
     const uint16_t* p;
     int64_t stride;
   };
+#ifdef QUIRE_TILES
+  static constexpr int32_t kBlock = 32;  // two tiles
+#else
+  static constexpr int32_t kBlock = kFlashBlock;
+#endif
   static constexpr int32_t kPairs = kDotRun / 2;
   static constexpr int32_t kRuns = kKeySplit / kDotRun;
   static constexpr int32_t kAheadKeys = 64;
@@ -71,40 +76,51 @@ struct Bf16Dot {
 #endif
   }
 
-  // Scores of a row to exp(score - max), 0 for keys of the 16 rows' common runs that it may not
-  // see.
-  static void Softmax(const FlashTask& t, FlashPass& pass, int32_t r) {
-    const AttentionShape& shape = *t.s;
-    float* s = t.scratch.scores + int64_t{r} * kFlashLdScores;
-    const int32_t split = pass.split;
-    const int32_t z0 = (pass.runs_from - split) / 16;
-    const int32_t z1 = (pass.runs_to - split) / 16;
-    const int32_t a = pass.from[r];
-    const int32_t b = pass.to[r];
-    if (a >= b) {
-      for (int32_t v = z0; v < z1; ++v) StoreP(Zero(), s, v);
-      return;
+  // Scores of rows to exp(score - max), 0 for keys of their common runs that a row may not see.
+  // All maxima come first: a row's numerators wait for its own, but not for the row before.
+  static void Softmax(const FlashTask& t, FlashPass& pass) {
+    float tops[kFlashRows];
+    for (int32_t r = pass.block; r < pass.block_end; ++r) tops[r] = RowMax(t, pass, r);
+    for (int32_t r = pass.block; r < pass.block_end; ++r) {
+      pass.max[r] = tops[r] * kLn2;
+      pass.sum[r] = Numerators(t, pass, r, tops[r]);
+      if (tops[r] == -__builtin_inff()) pass.to[r] = pass.from[r];  // nothing is seen
     }
-    const int32_t v0 = (a - split) / 16;
-    const int32_t v1 = (b - split + 15) / 16;
+  }
+
+  // -inf if the row sees nothing. Scores of keys that it may not see become -inf.
+  static float RowMax(const FlashTask& t, const FlashPass& pass, int32_t r) {
+    const int32_t a = pass.from[r] - pass.split;
+    const int32_t b = pass.to[r] - pass.split;
     const Vec minus_inf = Set1(-__builtin_inff());
-    // The first and the last vector may hold keys that this row does not see.
-    Store(KeepLanes(Load(s + v0 * 16), a - split - v0 * 16, 16, minus_inf), s + v0 * 16);
-    Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - split - v1 * 16 + 16, minus_inf),
-          s + v1 * 16 - 16);
-    if (shape.logit_softcap > 0.0f || t.a->alibi_slopes != nullptr) {
-      Transform(t, pass, r, s, v0, v1);
+    if (a >= b) return -__builtin_inff();
+    float* const s = t.scratch.scores + int64_t{r - pass.block} * kFlashLdScores;
+    const int32_t v0 = a / 16;
+    const int32_t v1 = (b + 15) / 16;
+    // Only the first and the last vector may hold such keys.
+    if (a % 16 != 0) Store(KeepLanes(Load(s + v0 * 16), a - v0 * 16, 16, minus_inf), s + v0 * 16);
+    if (b % 16 != 0) {
+      Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - v1 * 16 + 16, minus_inf), s + v1 * 16 - 16);
     }
+    if (t.s->logit_softcap > 0.0f || t.a->alibi_slopes != nullptr) Transform(t, pass, r, s, v0, v1);
     Vec max = minus_inf;
     for (int32_t v = v0; v < v1; ++v) max = Max(Load(s + v * 16), max);
-    const float m = ReduceMax(max);
-    pass.max[r] = m * kLn2;
-    if (m == -__builtin_inff()) {
+    return ReduceMax(max);
+  }
+
+  // Returns their sum.
+  static float Numerators(const FlashTask& t, const FlashPass& pass, int32_t r, float max) {
+    float* const s = t.scratch.scores + int64_t{r - pass.block} * kFlashLdScores;
+    const int32_t z0 = (pass.runs_from - pass.split) / 16;
+    const int32_t z1 = (pass.runs_to - pass.split) / 16;
+    if (max == -__builtin_inff()) {
       for (int32_t v = z0; v < z1; ++v) StoreP(Zero(), s, v);
-      return;
+      return 0.0f;
     }
+    const int32_t v0 = (pass.from[r] - pass.split) / 16;
+    const int32_t v1 = (pass.to[r] - pass.split + 15) / 16;
     for (int32_t v = z0; v < v0; ++v) StoreP(Zero(), s, v);
-    const Vec top = Set1(m);
+    const Vec top = Set1(max);
     Vec sum = Zero();
     for (int32_t v = v0; v < v1; ++v) {
       const Vec p = Exp2(Sub(Load(s + v * 16), top));
@@ -112,7 +128,7 @@ struct Bf16Dot {
       StoreP(p, s, v);
     }
     for (int32_t v = v1; v < z1; ++v) StoreP(Zero(), s, v);
-    pass.sum[r] = ReduceAdd(sum);
+    return ReduceAdd(sum);
   }
 
   // Soft-cap and slopes.
@@ -142,9 +158,21 @@ struct Bf16Dot {
     Store(KeepLanes(Load(s + v1 * 16 - 16), 0, b - v1 * 16 + 16, minus_inf), s + v1 * 16 - 16);
   }
 
-  static void SetRuns(FlashPass& pass, int32_t lo, int32_t hi) {
-    pass.runs_from = lo / kDotRun * kDotRun;
-    pass.runs_to = (hi + kDotRun - 1) / kDotRun * kDotRun;
+  // Narrows the keys [lo, hi) that some row of the pass sees to those that the block's rows do.
+  static bool SetRuns(FlashPass& pass, int32_t* lo, int32_t* hi) {
+    int32_t from = *hi;
+    int32_t to = *lo;
+    for (int32_t r = pass.block; r < pass.block_end; ++r) {
+      if (pass.from[r] >= pass.to[r]) continue;
+      if (pass.from[r] < from) from = pass.from[r];
+      if (pass.to[r] > to) to = pass.to[r];
+    }
+    if (from >= to) from = to = *lo;
+    *lo = from;
+    *hi = to;
+    pass.runs_from = from / kDotRun * kDotRun;
+    pass.runs_to = from < to ? (to + kDotRun - 1) / kDotRun * kDotRun : pass.runs_from;
+    return from < to;
   }
 
   // The 16 keys from `key` on: dimensions in whole runs, and the last, shorter run filled up.
@@ -250,11 +278,12 @@ struct Bf16Dot {
     }
   };
 
-  static void Values(const FlashTask& t, const FlashPages& pages, const FlashPass& pass, int32_t lo,
+  static void Values(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                      int32_t hi) {
     const int32_t dv = t.s->head_dim_v;
+    const int32_t num_rows = pass.block_end - pass.block;
     KeyRange shared = {lo, hi};
-    for (int32_t r = 0; r < pass.num_rows; ++r) {
+    for (int32_t r = pass.block; r < pass.block_end; ++r) {
       if (pass.from[r] > shared.from) shared.from = pass.from[r];
       if (pass.to[r] < shared.to) shared.to = pass.to[r];
     }
@@ -263,28 +292,37 @@ struct Bf16Dot {
       const int32_t dims = dv - dim0 < kFlashValueDims ? dv - dim0 : kFlashValueDims;
       if (ValuesFew(t, pages, pass, lo, hi, dim0, dims, shared)) continue;
       bool finite = true;
-      for (int32_t k0 = pass.runs_from; k0 < hi; k0 += kDotRun) {
+      if (dim0 > 0) pass.copied = 0;
+      for (int32_t k0 = pass.runs_from; k0 < pass.runs_to; k0 += kDotRun) {
         const int32_t n = (k0 - pass.split) / kDotRun;
-        PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
-        runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
+        if ((pass.copied >> n & 1u) != 0) {
+          runs[n] = {CopyOf(t, n), 128};
+        } else {
+          PrefetchValues(pages, k0 + kAheadKeys, hi, dv, dim0, dims);
+          runs[n] = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n));
+          if (runs[n].p == CopyOf(t, n)) pass.copied |= 1u << n;
+        }
         if (!shared.Holds(k0, lo, hi) && !AllFinite(runs[n], dims)) finite = false;
       }
       if (finite) {
-        Multiply(t, pass, runs, 0, pass.num_rows, pass.runs_from, pass.runs_to, dim0, dims);
+        Multiply(t, pass, runs, 0, num_rows, pass.runs_from, pass.runs_to, dim0, dims);
+        continue;
       }
-      for (int32_t r = 0; r < pass.num_rows && !finite; ++r) {
+      pass.copied = 0;
+      for (int32_t r = pass.block; r < pass.block_end; ++r) {
         const int32_t from = pass.from[r] / kDotRun * kDotRun;
         for (int32_t k0 = from; k0 < pass.to[r]; k0 += kDotRun) {
           const int32_t n = (k0 - pass.split) / kDotRun;
           runs[n] = ValueRun(t, pages, k0, pass.from[r], pass.to[r], dim0, dims, CopyOf(t, n));
         }
-        Multiply(t, pass, runs, r, 1, from, (pass.to[r] + kDotRun - 1) / kDotRun * kDotRun, dim0,
-                 dims);
+        Multiply(t, pass, runs, r - pass.block, 1, from,
+                 (pass.to[r] + kDotRun - 1) / kDotRun * kDotRun, dim0, dims);
       }
     }
+    if (dv > kFlashValueDims) pass.copied = 0;
     // -0 and 0 differ between a run that is not there and one of zeros: make them one.
     float* acc = t.scratch.acc;
-    for (int32_t i = 0; i < pass.num_rows * FlashDv16(*t.s); i += 16) {
+    for (int32_t i = 0; i < num_rows * FlashDv16(*t.s); i += 16) {
       Store(Add(Load(acc + i), Zero()), acc + i);
     }
   }
@@ -348,10 +386,10 @@ struct Bf16Dot {
     for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
       const Column column = KeyColumn(t, pages, key, lo, hi);
       if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
-      for (int32_t r = 0; r < pass.num_rows;) {
-        const float* q = t.scratch.q + int64_t{r} * dims;
+      for (int32_t r = 0; r < pass.block_end - pass.block;) {
+        const float* q = t.scratch.q + int64_t{pass.block + r} * dims;
         float* s = t.scratch.scores + int64_t{r} * kFlashLdScores + (key - pass.split);
-        const int32_t left = pass.num_rows - r;
+        const int32_t left = pass.block_end - pass.block - r;
         if (left >= R) {
           ScoreRows<R>(q, dims, num_whole, column, s);
           r += R;
@@ -404,7 +442,7 @@ struct Bf16Dot {
   };
   static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                      int32_t hi) {
-    SetRuns(pass, lo, hi);
+    if (!SetRuns(pass, &lo, &hi)) return;
     const FlushDenormals flush;
     ScoresFlushed(t, pages, pass, lo, hi);
   }

@@ -31,7 +31,6 @@ static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const
   const int64_t tile = 16 * int64_t{dims};
   _tile_zero(0);
   if constexpr (N > 1) _tile_zero(1);
-  if constexpr (N > 2) _tile_zero(2);
   for (int32_t n = 0; n * kDotRun < dims; ++n) {
     const Pairs b = RunOf(column, n, num_whole);
     const uint16_t* a = q + n * kDotRun;
@@ -42,15 +41,10 @@ static void ScoreTiles(const uint16_t* q, int32_t dims, int32_t num_whole, const
       QUIRE_TILE_LOAD(5, a + tile, q_bytes);
       _tile_dpbf16ps(1, 5, 7);
     }
-    if constexpr (N > 2) {
-      QUIRE_TILE_LOAD(6, a + 2 * tile, q_bytes);
-      _tile_dpbf16ps(2, 6, 7);
-    }
   }
   constexpr int64_t kBytes = kFlashLdScores * 4;
   _tile_stored(0, s, kBytes);
   if constexpr (N > 1) _tile_stored(1, s + 16 * kFlashLdScores, kBytes);
-  if constexpr (N > 2) _tile_stored(2, s + 32 * kFlashLdScores, kBytes);
 }
 
 // All rows of an item of few against two neighbouring columns (one, if the other is null).
@@ -95,21 +89,60 @@ static void ScoresFew(const FlashTask& t, const FlashPages& pages, const FlashPa
   }
 }
 
+// N x 16 rows from row `r` on against all keys: heads of 64 dimensions, whose queries stay in
+// tiles.
+template <int N>
+static void ScoreRows64(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                        int32_t lo, int32_t hi) {
+  const uint16_t* const q = Halves(t.scratch.q) + int64_t{pass.block} * 64;
+  float* const s = t.scratch.scores;
+  const int64_t stride = int64_t{pages.page_size} * 4;
+  constexpr int64_t kBytes = kFlashLdScores * 4;
+  QUIRE_TILE_LOAD(0, q, 128);
+  QUIRE_TILE_LOAD(1, q + 32, 128);
+  if constexpr (N > 1) {
+    QUIRE_TILE_LOAD(2, q + 1024, 128);
+    QUIRE_TILE_LOAD(3, q + 1056, 128);
+  }
+  for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
+    const std::byte* const k = pages.Key(key, 0);
+    _tile_zero(4);
+    QUIRE_TILE_LOAD(6, k, stride);
+    _tile_dpbf16ps(4, 0, 6);
+    if constexpr (N > 1) {
+      _tile_zero(5);
+      _tile_dpbf16ps(5, 2, 6);
+    }
+    QUIRE_TILE_LOAD(7, k + 16 * stride, stride);
+    _tile_dpbf16ps(4, 1, 7);
+    if constexpr (N > 1) _tile_dpbf16ps(5, 3, 7);
+    _tile_stored(4, s + (key - pass.split), kBytes);
+    if constexpr (N > 1) {
+      _tile_stored(5, s + 16 * kFlashLdScores + (key - pass.split), kBytes);
+    }
+  }
+}
+
 static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass, int32_t lo,
                    int32_t hi) {
-  SetRuns(pass, lo, hi);
+  if (!SetRuns(pass, &lo, &hi)) return;
   if (pass.num_rows <= kFewRows) return ScoresFew(t, pages, pass, lo, hi);
+  const bool two = pass.block_end - pass.block > 16;
+  if (t.s->head_dim == 64 && pages.page_size >= 16) {
+    return two ? ScoreRows64<2>(t, pages, pass, lo, hi) : ScoreRows64<1>(t, pages, pass, lo, hi);
+  }
   const int32_t dims = FlashDotDims(*t.s);
   const int32_t num_whole = t.s->head_dim / kDotRun;
-  const int32_t num_tiles = (pass.num_rows + 15) / 16;
+  const uint16_t* const q = Halves(t.scratch.q) + int64_t{pass.block} * dims;
   for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
     const Column column = KeyColumn(t, pages, key, lo, hi);
     if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
-    const uint16_t* q = Halves(t.scratch.q);
     float* s = t.scratch.scores + (key - pass.split);
-    if (num_tiles == 1) ScoreTiles<1>(q, dims, num_whole, column, s);
-    if (num_tiles == 2) ScoreTiles<2>(q, dims, num_whole, column, s);
-    if (num_tiles == 3) ScoreTiles<3>(q, dims, num_whole, column, s);
+    if (two) {
+      ScoreTiles<2>(q, dims, num_whole, column, s);
+    } else {
+      ScoreTiles<1>(q, dims, num_whole, column, s);
+    }
   }
 }
 
@@ -145,6 +178,32 @@ static void MultiplyTile(const uint16_t* p, const Pairs* runs, int32_t num_runs,
   if constexpr (N > 3) _tile_stored(3, acc + 48, acc_bytes);
 }
 
+// 32 rows of numerators against 32 dimensions.
+static void MultiplyTwo(const uint16_t* p, const Pairs* runs, int32_t num_runs, int32_t d,
+                        float* acc, int64_t acc_bytes) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int32_t n = 0; n < num_runs; ++n, p += kDotRun) {
+    const uint16_t* const b = runs[n].p + d * 2;
+    const int64_t b_bytes = runs[n].stride * 2;
+    QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
+    QUIRE_TILE_LOAD(6, b, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    QUIRE_TILE_LOAD(5, p + 16 * kFlashLdScores * 2, kFlashLdScores * 4);
+    _tile_dpbf16ps(1, 5, 6);
+    QUIRE_TILE_LOAD(7, b + 32, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  float* const second = acc + 4 * acc_bytes;
+  _tile_stored(0, acc, acc_bytes);
+  _tile_stored(1, second, acc_bytes);
+  _tile_stored(2, acc + 16, acc_bytes);
+  _tile_stored(3, second + 16, acc_bytes);
+}
+
 // Computes whole tiles of 16 rows from `row` on, whatever the number asked for: the scratch has
 // room for them, and later calls overwrite the others.
 static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* runs, int32_t row,
@@ -153,15 +212,21 @@ static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* run
   const int64_t bytes = int64_t{dv16} * 4;
   runs += (from - pass.split) / kDotRun;
   const int32_t num_runs = (to - from) / kDotRun;
-  for (int32_t r = row; r < row + num_rows; r += 16) {
+  const int32_t tiles = (dims + 15) / 16;
+  for (int32_t r = row; r < row + num_rows;) {
     const uint16_t* p =
         Halves(t.scratch.scores + int64_t{r} * kFlashLdScores) + (from - pass.split);
     float* acc = t.scratch.acc + int64_t{r} * dv16 + dim0;
-    const int32_t tiles = (dims + 15) / 16;
+    if (row + num_rows - r > 16 && tiles % 2 == 0) {
+      for (int32_t d = 0; d < dims; d += 32) MultiplyTwo(p, runs, num_runs, d, acc + d, bytes);
+      r += 32;
+      continue;
+    }
     if (tiles == 1) MultiplyTile<1>(p, runs, num_runs, acc, bytes);
     if (tiles == 2) MultiplyTile<2>(p, runs, num_runs, acc, bytes);
     if (tiles == 3) MultiplyTile<3>(p, runs, num_runs, acc, bytes);
     if (tiles == 4) MultiplyTile<4>(p, runs, num_runs, acc, bytes);
+    r += 16;
   }
 }
 
