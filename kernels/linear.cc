@@ -230,18 +230,20 @@ void RunLinear(std::span<const LinearJob> jobs, int64_t m, ThreadPool& pool,
         w.data() + static_cast<size_t>(panel) * (w.bytes() / static_cast<size_t>(PanelsOf(w)));
     alignas(64) std::array<float, static_cast<size_t>(kMaxRows * kPanel)> c;
     const int64_t num_tiles = end_tile - first_tile;
-    // Nothing to add, and all columns are there: sums go to y as they are.
-    const bool direct = w.compute() == ComputeType::kBF16 && job->bias == nullptr &&
-                        job->residual == nullptr && (panel + 1) * width <= w.n();
-    float* const sums = direct ? job->y + first * job->ldy + panel * width : c.data();
+    // No bias, and all columns are there: sums go to y at once.
+    const bool direct =
+        w.compute() == ComputeType::kBF16 && job->bias == nullptr && (panel + 1) * width <= w.n();
+    const int64_t at = first * job->ldy + panel * width;
+    float* const sums = direct ? job->y + at : c.data();
+    const float* const add = direct && job->residual != nullptr ? job->residual + at : nullptr;
     if (w.compute() == ComputeType::kF32) {
       run(w.dtype(), packed, w.k(), job->x + first * job->ldx, job->ldx, rows, c.data());
     } else {
       const FlushSubnormals flush;
       const PreparedInputs::Input& in = *inputs.Find(*job);
       if (w.compute() == ComputeType::kBF16) {
-        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, sums,
-                 direct ? job->ldy : width);
+        run_bf16(w.dtype(), packed, in.bf16, first_tile, num_tiles, sums, direct ? job->ldy : width,
+                 add);
       } else {
         run_int8(w.dtype(), packed, in.int8, first_tile, num_tiles, c.data());
       }

@@ -269,6 +269,40 @@ TEST(LinearBf16Jobs, MixedInOneCallEqualEachAlone) {
   }
 }
 
+// y = sums + bias + residual, in this order; the residual may be y itself.
+TEST(LinearBf16Jobs, BiasAndResidualAreAddedToTheSums) {
+  ThreadPool pool(2);
+  for (const std::string& isa : Isas()) {
+    ASSERT_TRUE(SelectIsa(isa).ok());
+    for (const int64_t m : {1, 3, 7, 16, 50}) {
+      Problem p(DType::kQ4_1, m, 70, 96, static_cast<uint32_t>(m));
+      const std::vector<float> sums = p.Run(pool);
+      std::vector<float> bias(70), residual(sums.size());
+      for (size_t i = 0; i < bias.size(); ++i) bias[i] = 0.1f * static_cast<float>(i) - 3.0f;
+      for (size_t i = 0; i < residual.size(); ++i) residual[i] = std::sin(static_cast<float>(i));
+      for (const bool with_bias : {false, true}) {
+        for (const bool in_place : {false, true}) {
+          std::vector<float> y = in_place ? residual : std::vector<float>(sums.size(), kNan);
+          LinearJob job = p.Job(y.data());
+          job.residual = in_place ? y.data() : residual.data();
+          if (with_bias) job.bias = bias.data();
+          RunLinear({{job}}, m, pool, p.Scratch());
+          for (int64_t r = 0; r < m; ++r) {
+            for (int64_t j = 0; j < p.n; ++j) {
+              const auto at = static_cast<size_t>(r * p.ldy + j);
+              float want = sums[at];
+              if (with_bias) want += bias[static_cast<size_t>(j)];
+              want += residual[at];
+              ASSERT_EQ(y[at], want) << isa << " m=" << m << " row " << r << " column " << j;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(SelectIsa("auto").ok());
+}
+
 TEST(LinearBf16Pack, PlainTypesAreRoundedOnce) {
   ThreadPool pool(1);
   const std::vector<float> w = {1.0f, 1.00390625f, -3.1415927f, 0x1p-140f};

@@ -210,20 +210,26 @@ class Expander<DType::kBF16> {
   void Next(Tile&) {}
 };
 
-// c[r][..] of the tile's rows, sixteen columns.
-void PutSums(const float* sums, int64_t rows, float* c, int64_t ldc) {
+// c[r][..] of the tile's rows, sixteen columns, and add's.
+void PutSums(const float* sums, int64_t rows, float* c, int64_t ldc, const float* add) {
   if (rows <= 4) {
     const __m512i column =
         _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
     for (int64_t r = 0; r < rows; ++r) {
-      _mm512_storeu_ps(c + r * ldc, _mm512_i32gather_ps(column, sums + r, 4));
+      __m512 sum = _mm512_i32gather_ps(column, sums + r, 4);
+      if (add != nullptr) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * ldc));
+      _mm512_storeu_ps(c + r * ldc, sum);
     }
     return;
   }
-  if (rows == kTileRows) return Transpose16(sums, kStrip, c, ldc);
+  if (rows == kTileRows && add == nullptr) return Transpose16(sums, kStrip, c, ldc);
   alignas(64) float out[kTileRows][kStrip];
   Transpose16(sums, kStrip, out[0], kStrip);
-  for (int64_t r = 0; r < rows; ++r) _mm512_storeu_ps(c + r * ldc, _mm512_load_ps(out[r]));
+  for (int64_t r = 0; r < rows; ++r) {
+    __m512 sum = _mm512_load_ps(out[r]);
+    if (add != nullptr) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * ldc));
+    _mm512_storeu_ps(c + r * ldc, sum);
+  }
 }
 
 // A tile of rows of x, block by block.
@@ -241,7 +247,8 @@ struct TileOfX {
 // One tile of rows: a strip is expanded while the same strip of two blocks before is multiplied,
 // whose stores have arrived by then.
 template <DType kType>
-void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, int64_t ldc) {
+void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, int64_t ldc,
+             const float* add) {
   constexpr bool kPlain = kType == DType::kBF16;
   constexpr int64_t kBehind = kPlain ? 0 : 2;
   alignas(64) Tile ring[kPlain ? 1 : 4][kStrips];
@@ -278,7 +285,10 @@ void OneTile(const std::byte* panel, const DotRows& x, int64_t tile, float* c, i
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
   MemoryBarrier();
-  for (int32_t s = 0; s < kStrips; ++s) PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip, ldc);
+  for (int32_t s = 0; s < kStrips; ++s) {
+    PutSums(sums[s], x.RowsOfTile(tile), c + s * kStrip, ldc,
+            add != nullptr ? add + s * kStrip : nullptr);
+  }
 }
 
 // Blocks that are expanded together, and kept in L1 beside those of the next run.
@@ -369,16 +379,18 @@ void MultiplyRun(const Tile* w, int64_t num_blocks, const TileOfX& xa, const Til
 using TileSums = float[kStrips][kMaxRows / kTileRows][kSums];
 
 void PutTile(const TileSums& sums, const DotRows& x, int64_t first_tile, int64_t t, float* c,
-             int64_t ldc) {
-  float* out = c + t * kTileRows * ldc;
+             int64_t ldc, const float* add) {
+  const int64_t rows = x.RowsOfTile(first_tile + t);
   MemoryBarrier();
-  PutSums(sums[0][t], x.RowsOfTile(first_tile + t), out, ldc);
-  PutSums(sums[1][t], x.RowsOfTile(first_tile + t), out + kStrip, ldc);
+  for (int32_t strip = 0; strip < kStrips; ++strip) {
+    const int64_t at = t * kTileRows * ldc + strip * kStrip;
+    PutSums(sums[strip][t], rows, c + at, ldc, add != nullptr ? add + at : nullptr);
+  }
 }
 
 template <DType kType>
 void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-               float* c, int64_t ldc) {
+               float* c, int64_t ldc, const float* add) {
   constexpr bool kPlain = kType == DType::kBF16;
   alignas(64) Tile room[2][kPlain ? 1 : kRunBlocks * kStrips];
   alignas(64) TileSums sums;
@@ -420,41 +432,41 @@ void ManyTiles(const std::byte* panel, const DotRows& x, int64_t first_tile, int
                               next, y);
       }
       // The tiles before have arrived in memory by now.
-      for (; last_run && put < t; ++put) PutTile(sums, x, first_tile, put, c, ldc);
+      for (; last_run && put < t; ++put) PutTile(sums, x, first_tile, put, c, ldc, add);
     }
     MemoryBarrier();
-    for (; last_run && put < num_tiles; ++put) PutTile(sums, x, first_tile, put, c, ldc);
+    for (; last_run && put < num_tiles; ++put) PutTile(sums, x, first_tile, put, c, ldc, add);
   }
 }
 
 template <DType kType>
 void Panel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-           float* c, int64_t ldc) {
-  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c, ldc);
-  ManyTiles<kType>(panel, x, first_tile, num_tiles, c, ldc);
+           float* c, int64_t ldc, const float* add) {
+  if (num_tiles == 1) return OneTile<kType>(panel, x, first_tile, c, ldc, add);
+  ManyTiles<kType>(panel, x, first_tile, num_tiles, c, ldc, add);
 }
 
 void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c, int64_t ldc) {
+                 int64_t num_tiles, float* c, int64_t ldc, const float* add) {
   switch (type) {
     case DType::kBF16:
-      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kBF16>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_0:
-      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_1:
-      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_0:
-      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_1:
-      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ8_0:
-      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_K:
-      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_K:
-      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ6_K:
-      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return Panel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     default:
       break;
   }
@@ -464,9 +476,9 @@ void PanelOfType(DType type, const std::byte* panel, const DotRows& x, int64_t f
 }  // namespace amx
 
 void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c, int64_t ldc) {
+                 int64_t num_tiles, float* c, int64_t ldc, const float* add) {
   ConfigureTiles();
-  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c, ldc);
+  amx::PanelOfType(type, panel, x, first_tile, num_tiles, c, ldc, add);
 }
 
 }  // namespace quire::kernels

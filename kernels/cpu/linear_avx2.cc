@@ -109,8 +109,8 @@ void PanelAvx2(DType type, const std::byte* panel, int64_t k, const float* x, in
 }
 
 void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                  int64_t num_tiles, float* c, int64_t ldc) {
-  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc);
+                  int64_t num_tiles, float* c, int64_t ldc, const float* add) {
+  avx2::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc, add);
 }
 
 void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,

@@ -29,8 +29,8 @@ void PanelAvx512(DType type, const std::byte* panel, int64_t k, const float* x, 
 }
 
 void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c, int64_t ldc) {
-  avx512::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc);
+                    int64_t num_tiles, float* c, int64_t ldc, const float* add) {
+  avx512::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc, add);
 }
 
 }  // namespace quire::kernels

@@ -99,7 +99,7 @@ void DotBlockTile(const float (*w)[kDotBlock], const uint16_t* x, int64_t rows, 
 
 template <DType kType>
 void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int64_t num_tiles,
-              float* c, int64_t ldc) {
+              float* c, int64_t ldc, const float* add) {
   constexpr int32_t kColumns = DotColumns::kColumns;
   constexpr int kAtOnce = V::kFewVecs >= 4 ? 4 : 2;
   alignas(64) float acc[kMaxRows / kTileRows][kColumns * kTileRows];
@@ -120,34 +120,37 @@ void DotPanel(const std::byte* panel, const DotRows& x, int64_t first_tile, int6
     }
     for (int64_t t = 0; t < num_tiles; ++t) {
       for (int64_t r = 0; r < x.RowsOfTile(first_tile + t); ++r) {
-        float* out = c + (t * kTileRows + r) * ldc + col;
-        for (int32_t j = 0; j < kColumns; ++j) out[j] = acc[t][j * kTileRows + r];
+        const int64_t at = (t * kTileRows + r) * ldc + col;
+        for (int32_t j = 0; j < kColumns; ++j) {
+          const float sum = acc[t][j * kTileRows + r];
+          c[at + j] = add != nullptr ? sum + add[at + j] : sum;
+        }
       }
     }
   }
 }
 
 inline void DotPanelOf(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                       int64_t num_tiles, float* c, int64_t ldc) {
+                       int64_t num_tiles, float* c, int64_t ldc, const float* add) {
   switch (type) {
     case DType::kBF16:
-      return DotPanel<DType::kBF16>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kBF16>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_0:
-      return DotPanel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ4_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_1:
-      return DotPanel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ4_1>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_0:
-      return DotPanel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ5_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_1:
-      return DotPanel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ5_1>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ8_0:
-      return DotPanel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ8_0>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ4_K:
-      return DotPanel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ4_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ5_K:
-      return DotPanel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ5_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     case DType::kQ6_K:
-      return DotPanel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c, ldc);
+      return DotPanel<DType::kQ6_K>(panel, x, first_tile, num_tiles, c, ldc, add);
     default:
       break;  // PackedWeight::Pack turns plain types into bfloat16
   }

@@ -37,19 +37,21 @@ struct DotRows {
 inline constexpr int32_t kDotColumns = ColumnsOf(PanelLayout::kValues);
 
 // c[r][j] for the rows of tiles first_tile .. first_tile + num_tiles - 1 and the columns of one
-// packed panel (kValues). c: [rows][kDotColumns], row stride ldc.
+// packed panel (kValues), and `add` of the same place where it is not null. c, add: [rows]
+// [kDotColumns], row stride ldc; add may be c.
 using DotPanelFn = void (*)(DType type, const std::byte* panel, const DotRows& x,
-                            int64_t first_tile, int64_t num_tiles, float* c, int64_t ldc);
+                            int64_t first_tile, int64_t num_tiles, float* c, int64_t ldc,
+                            const float* add);
 
 void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                      int64_t num_tiles, float* c, int64_t ldc);
+                      int64_t num_tiles, float* c, int64_t ldc, const float* add);
 #if defined(__x86_64__)
 void DotPanelAvx2(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                  int64_t num_tiles, float* c, int64_t ldc);
+                  int64_t num_tiles, float* c, int64_t ldc, const float* add);
 void DotPanelAvx512(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                    int64_t num_tiles, float* c, int64_t ldc);
+                    int64_t num_tiles, float* c, int64_t ldc, const float* add);
 void DotPanelAmx(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                 int64_t num_tiles, float* c, int64_t ldc);
+                 int64_t num_tiles, float* c, int64_t ldc, const float* add);
 #endif
 
 }  // namespace quire::kernels

@@ -173,8 +173,8 @@ void PanelPortable(DType type, const std::byte* panel, int64_t k, const float* x
 }
 
 void DotPanelPortable(DType type, const std::byte* panel, const DotRows& x, int64_t first_tile,
-                      int64_t num_tiles, float* c, int64_t ldc) {
-  portable::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc);
+                      int64_t num_tiles, float* c, int64_t ldc, const float* add) {
+  portable::DotPanelOf(type, panel, x, first_tile, num_tiles, c, ldc, add);
 }
 
 void Int8PanelPortable(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,

@@ -13,20 +13,22 @@ inline const float* BlockOfRow(const float* x, int64_t k, int64_t b, float* room
 // `rows` rows of x as a tile of pairs.
 inline void PrepareTile(const float* x, int64_t ldx, int64_t k, int64_t rows, uint16_t* tile) {
   float room[32];
+  uint32_t pairs[16][16];
   for (int64_t b = 0; b * 32 < k; ++b, tile += rows * 32) {
     for (int64_t r = 0; r < rows; ++r) {
       const float* block = BlockOfRow(x + r * ldx, k, b, room);
-      if (rows == 1) {
-        StoreBF16(Load(block), tile);
-        StoreBF16(Load(block + 16), tile + 16);
-        break;
-      }
-      uint16_t pairs[32];
-      StoreBF16(Load(block), pairs);
-      StoreBF16(Load(block + 16), pairs + 16);
-      for (int64_t p = 0; p < 16; ++p) {
-        __builtin_memcpy(tile + (p * rows + r) * 2, pairs + 2 * p, 4);
-      }
+      auto* const row = rows == 1 ? tile : reinterpret_cast<uint16_t*>(pairs[r]);
+      StoreBF16(Load(block), row);
+      StoreBF16(Load(block + 16), row + 16);
+    }
+    if (rows == 1) continue;
+    auto* const to = reinterpret_cast<uint32_t*>(tile);
+    if (rows == 16) {
+      TransposeWords(pairs[0], 16, to, 16);
+      continue;
+    }
+    for (int64_t p = 0; p < 16; ++p) {
+      for (int64_t r = 0; r < rows; ++r) to[p * rows + r] = pairs[r][p];
     }
   }
 }
