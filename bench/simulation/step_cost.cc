@@ -48,12 +48,12 @@ std::vector<double> SolvePassive(const std::vector<double>& gram, const std::vec
 }  // namespace
 
 StepCostModel BuiltInStepCost() {
-  return {.fixed = 4200,
-          .prefill_token = 780,
-          .seq = 1000,
-          .prefill_key = 0.37,
-          .decode_key = 2.4,
-          .copy = 80};
+  return {.fixed = 6800,
+          .prefill_token = 196,
+          .seq = 258,
+          .prefill_key = 0.13,
+          .decode_key = 1.4,
+          .copy = 26};
 }
 
 StepShape ShapeOf(const ScheduledBatch& batch) {

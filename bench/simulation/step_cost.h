@@ -62,8 +62,8 @@ struct StepCostModel {
   double StepUs(const StepShape& shape) const;
 };
 
-// SmolLM2-135M-Instruct, Q4_1, float32 cache, two cores with AVX-512: what `quire simulate` takes
-// when no file is named.
+// SmolLM2-135M-Instruct, Q4_1, bfloat16 cache, two cores with AMX: what `quire simulate` takes when
+// no file is named.
 StepCostModel BuiltInStepCost();
 
 struct MeasuredStep {
