@@ -329,6 +329,57 @@ TEST(FindAttention, Names) {
   }
 }
 
+// The same of prompts: runs of tokens that begin and end anywhere in their pages, and wide heads.
+TEST(WriteKv, LayoutOfRuns) {
+  for (const int32_t dim : {64, 33, 160}) {
+    for (const int32_t page_size : {8, 16, 64}) {
+      AttentionShape s = Shape(4, 2, dim, dim);
+      s.kv_dtype = DType::kBF16;
+      const int64_t ps = page_size;
+      const size_t stride = KeyPageBytes(s, page_size) + ValuePageBytes(s, page_size);
+      std::vector<uint16_t> pages(12 * stride / 2, 0xffff);
+      std::vector<int64_t> slots;  // a run over a page's end, an odd one, a lone one, whole pages
+      for (int64_t i = 0; i < ps + 3; ++i) slots.push_back(ps + 5 + i);
+      for (int64_t i = 0; i < 4; ++i) slots.push_back(5 * ps + 1 + i);
+      slots.push_back(4 * ps + 3);
+      for (int64_t i = 0; i < 2 * ps; ++i) slots.push_back((8 + i / ps) * ps + i % ps);
+      const auto tokens = static_cast<int32_t>(slots.size());
+      const DenseSeq seq = RandomSeq(s, tokens, 1);
+      ThreadPool pool(2);
+      auto* const base = reinterpret_cast<std::byte*>(pages.data());
+      WriteKv({.num_tokens = tokens, .page_size = page_size, .write_table = slots}, s,
+              {.k = seq.k.data(),
+               .v = seq.v.data(),
+               .k_base = base,
+               .v_base = base + KeyPageBytes(s, page_size),
+               .page_stride = static_cast<int64_t>(stride)},
+              pool);
+      const auto dims = static_cast<size_t>(dim);
+      const size_t pairs = (dims + 1) / 2;
+      const auto size = static_cast<size_t>(ps);
+      size_t written = 0;
+      for (size_t t = 0; t < slots.size(); ++t) {
+        const size_t page = static_cast<size_t>(slots[t] / ps) * stride / 2;
+        const size_t offset = static_cast<size_t>(slots[t] % ps);
+        for (size_t h = 0; h < 2; ++h) {
+          for (size_t d = 0; d < 2 * pairs; ++d, ++written) {
+            const uint16_t got = pages[page + ((h * pairs + d / 2) * size + offset) * 2 + d % 2];
+            const float want = d < dims ? seq.k[(t * 2 + h) * dims + d] : 0.0f;
+            ASSERT_EQ(got, FloatToBF16(want)) << "key of token " << t << " dim " << d;
+          }
+          for (size_t d = 0; d < dims; ++d, ++written) {
+            const size_t at = ((h * size / 2 + offset / 2) * dims + d) * 2 + offset % 2;
+            const uint16_t got = pages[page + KeyPageBytes(s, page_size) / 2 + at];
+            ASSERT_EQ(got, FloatToBF16(seq.v[(t * 2 + h) * dims + d])) << "value of token " << t;
+          }
+        }
+      }
+      const auto left = static_cast<size_t>(std::count(pages.begin(), pages.end(), 0xffff));
+      EXPECT_EQ(left, pages.size() - written) << "something beside the slots was written";
+    }
+  }
+}
+
 // The layout that kv_layout.h states, element by element, and nothing written beside it.
 TEST(WriteKv, Layout) {
   AttentionShape s = Shape(4, 2, 5, 3);
