@@ -287,9 +287,7 @@ void TopP(const SamplingParams& params, SamplerScratch& s) {
 }
 
 // arXiv:2407.01082. The best token's weight is 1.
-void MinP(const SamplingParams& params, SamplerScratch& s) {
-  RetainAtLeast(params.min_p, s);
-}
+void MinP(const SamplingParams& params, SamplerScratch& s) { RetainAtLeast(params.min_p, s); }
 
 // arXiv:2202.00666: tokens whose surprise is nearest to the entropy, up to the mass; ties with the
 // last one stay.
