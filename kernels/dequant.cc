@@ -1,10 +1,11 @@
 // Block types as files store them, one value at a time: the clear form that the packed kernels are
 // tested against. The oracle is PyPI's `gguf` (gguf/quants.py), whose bits these are.
+#include "kernels/dequant.h"
+
 #include <bit>
 #include <cstring>
 
 #include "base/status.h"
-#include "kernels/dequant.h"
 
 namespace quire::kernels {
 namespace {

@@ -188,8 +188,8 @@ inline Wide AddWide(Wide sum, Vec x) {
            _mm256_add_pd(sum.part[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.hi, 1)))}};
 }
 inline double ReduceAdd(Wide x) {
-  const __m256d b = _mm256_add_pd(_mm256_add_pd(x.part[0], x.part[2]),
-                                  _mm256_add_pd(x.part[1], x.part[3]));
+  const __m256d b =
+      _mm256_add_pd(_mm256_add_pd(x.part[0], x.part[2]), _mm256_add_pd(x.part[1], x.part[3]));
   const __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
   return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
 }
