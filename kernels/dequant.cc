@@ -155,7 +155,8 @@ void ValuesOf(DType type, const SubBlock& s, float* out) {
   const float min = format.num_scales > 0 ? -(m * static_cast<float>(s.min)) : m;
   int32_t codes[kSubBlock];
   if (format.bits == 8) {
-    for (int32_t i = 0; i < kSubBlock; ++i) codes[i] = static_cast<int8_t>(s.codes[i]);
+    for (int32_t i = 0; i < kSubBlock; ++i)
+      codes[i] = (s.codes[i] ^ 128) - 128;  // two's complement
   } else {
     for (int32_t i = 0; i < kSubBlock; ++i) codes[i] = s.codes[i] - format.offset;
   }

@@ -75,9 +75,9 @@ struct StripScales {
 
 template <int kFirst>
 __m512 CountFrom() {
-  constexpr float k = kFirst;
-  return _mm512_setr_ps(k, k + 1, k + 2, k + 3, k + 4, k + 5, k + 6, k + 7, k + 8, k + 9, k + 10,
-                        k + 11, k + 12, k + 13, k + 14, k + 15);
+  constexpr float kF = kFirst;
+  return _mm512_setr_ps(kF, kF + 1, kF + 2, kF + 3, kF + 4, kF + 5, kF + 6, kF + 7, kF + 8, kF + 9,
+                        kF + 10, kF + 11, kF + 12, kF + 13, kF + 14, kF + 15);
 }
 
 // Columns 4 q .. 4 q + 3 of a strip. nibbles: their row of codes; high: the strip's or octet's
@@ -121,22 +121,22 @@ void ConvertSix(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile
 template <DType kType, int q>
 void ExpandFour(const StripScales<kType>& s, __m512i nibbles, __m512i high, Tile& out) {
   constexpr int kBits = FormatOf(kType).bits;
-  constexpr int c = 4 * q;
+  constexpr int kC = 4 * q;
   if constexpr (kBits == 4) {
-    LookUpTwo<kType, c, 0>(s, nibbles, out);
-    LookUpTwo<kType, c + 2, 8>(s, nibbles, out);
+    LookUpTwo<kType, kC, 0>(s, nibbles, out);
+    LookUpTwo<kType, kC + 2, 8>(s, nibbles, out);
   }
   if constexpr (kBits == 5) {
-    LookUpFive<kType, c, 0>(s, nibbles, high, out);
-    LookUpFive<kType, c + 1, 4>(s, nibbles, high, out);
-    LookUpFive<kType, c + 2, 8>(s, nibbles, high, out);
-    LookUpFive<kType, c + 3, 12>(s, nibbles, high, out);
+    LookUpFive<kType, kC, 0>(s, nibbles, high, out);
+    LookUpFive<kType, kC + 1, 4>(s, nibbles, high, out);
+    LookUpFive<kType, kC + 2, 8>(s, nibbles, high, out);
+    LookUpFive<kType, kC + 3, 12>(s, nibbles, high, out);
   }
   if constexpr (kBits == 6) {
-    ConvertSix<kType, c, 0>(s, nibbles, high, out);
-    ConvertSix<kType, c + 1, 4>(s, nibbles, high, out);
-    ConvertSix<kType, c + 2, 8>(s, nibbles, high, out);
-    ConvertSix<kType, c + 3, 12>(s, nibbles, high, out);
+    ConvertSix<kType, kC, 0>(s, nibbles, high, out);
+    ConvertSix<kType, kC + 1, 4>(s, nibbles, high, out);
+    ConvertSix<kType, kC + 2, 8>(s, nibbles, high, out);
+    ConvertSix<kType, kC + 3, 12>(s, nibbles, high, out);
   }
 }
 
