@@ -1,20 +1,30 @@
 # quire_test(<name> DEPS <module>...) builds tests/<name>.cc, which needs only the libraries that it
-# names, and registers it with ctest.
+# names, and registers it with ctest: whole, or as SHARDS runs of a part each, for tests that take
+# minutes under a sanitizer. TIMEOUT, in seconds of each, only ends what hangs.
 find_package(GTest REQUIRED)
 
 function(quire_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;SHARDS" "DEPS" ${ARGN})
   add_executable(${name} ${CMAKE_SOURCE_DIR}/tests/${name}.cc)
   target_compile_options(${name} PRIVATE ${QUIRE_WARNINGS})
   target_compile_definitions(${name} PRIVATE
     QUIRE_TEST_REFERENCE="${CMAKE_SOURCE_DIR}/tests/reference"
     QUIRE_TEST_SMOLLM2="${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf")
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest_main)
-  add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 300)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  if(NOT ARG_SHARDS)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+    return()
+  endif()
+  foreach(shard RANGE 1 ${ARG_SHARDS})
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${name}_${shard} COMMAND ${name})
+    set_tests_properties(${name}_${shard} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT
+      "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()
 
 # Each part lists its tests in a file of its own: cmake/tests-<part>.cmake.

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "sampling/grammar_vocabulary.h"
 #include "server/scheduling.h"
 
 namespace quire {
@@ -55,8 +56,15 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
             // After the events of all the requests that it failed.
             edge_.Post([this, fatal] { SetDone(fatal); });
           }),
-      generation_(parts_.model, edge_),
+      grammars_([this] {
+        const ServedModel& model = parts_.model;
+        return GrammarCompiler::Make(
+            MakeGrammarVocabulary(*model.tokenizer, model.vocab_size, model.eos_token_ids));
+      }),
+      door_(parts_.model, edge_),
+      generation_(door_),
       admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {
+  edge_.UseGrammars(grammars_);
   // A request may ask for any of these by itself.
   scheduler_.SetProposer(SpeculationMethod::kNgram, &ngram_);
   scheduler_.SetProposer(SpeculationMethod::kSuffix, &suffix_);

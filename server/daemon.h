@@ -18,6 +18,8 @@
 #include "server/admin/admin_service.h"
 #include "server/admin/cache_control.h"
 #include "server/edge/edge.h"
+#include "server/edge/grammar_worker.h"
+#include "server/front_door.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
 #include "server/served_model.h"
@@ -64,6 +66,8 @@ class Daemon {
   Scheduler scheduler_;
   Edge edge_;
   Engine engine_;
+  GrammarWorker grammars_;
+  FrontDoor door_;
   GenerationService generation_;
   AdminService admin_;
   std::unique_ptr<GrpcServer> server_;

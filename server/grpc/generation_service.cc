@@ -13,7 +13,6 @@
 #include <optional>
 #include <utility>
 
-#include "sampling/grammar_vocabulary.h"
 #include "server/grpc/status.h"
 
 namespace quire {
@@ -248,26 +247,21 @@ class SimpleReactor final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
-GenerationService::GenerationService(const ServedModel& model, Edge& edge)
-    : model_(model), edge_(edge), grammars_([&model] {
-        return GrammarCompiler::Make(
-            MakeGrammarVocabulary(*model.tokenizer, model.vocab_size, model.eos_token_ids));
-      }) {
-  edge_.UseGrammars(grammars_);
-}
+GenerationService::GenerationService(FrontDoor& door)
+    : door_(door), model_(door.model()), edge_(door.edge()) {}
 
 template <typename Reactor>
 absl::Status GenerationService::Start(const grpc::CallbackServerContext& context,
                                       const pb::GenerateRequest& request, bool unary,
                                       Reactor* reactor) {
-  Arrival arrival{.id = edge_.NewId(), .time = Clock::now(), .deadline = DeadlineOf(context)};
+  Arrival arrival{.deadline = DeadlineOf(context)};
   ASSIGN_OR_RETURN(arrival.kv_retention, Metadata(context, "x-kv-retention"));
   ASSIGN_OR_RETURN(arrival.priority, Metadata(context, "x-priority"));
   ASSIGN_OR_RETURN(arrival.tenant, Metadata(context, "x-tenant-id"));
-  ASSIGN_OR_RETURN(QueueSlot slot, edge_.Reserve());
-  ASSIGN_OR_RETURN(Generation generation, FromProto(request, model_, arrival, unary));
-  reactor->Named(generation, arrival.deadline);
-  edge_.Open(std::move(slot), std::move(generation), reactor);
+  const Clock::time_point deadline = arrival.deadline;
+  ASSIGN_OR_RETURN(Admitted admitted, door_.Admit(request, std::move(arrival), unary));
+  reactor->Named(admitted.generation, deadline);
+  door_.Open(std::move(admitted), reactor);
   return absl::OkStatus();
 }
 
@@ -275,7 +269,6 @@ grpc::ServerWriteReactor<pb::GenerateEvent>* GenerationService::Generate(
     grpc::CallbackServerContext* context, const pb::GenerateRequest* request) {
   auto* reactor = new StreamReactor(edge_);
   if (const absl::Status s = Start(*context, *request, /*unary=*/false, reactor); !s.ok()) {
-    edge_.CountRefused();
     reactor->Refuse(s);
   }
   return reactor;
@@ -286,7 +279,6 @@ grpc::ServerUnaryReactor* GenerationService::GenerateUnary(grpc::CallbackServerC
                                                            pb::GenerateResult* result) {
   auto* reactor = new UnaryReactor(edge_, result);
   if (const absl::Status s = Start(*context, *request, /*unary=*/true, reactor); !s.ok()) {
-    edge_.CountRefused();
     reactor->Refuse(s);
   }
   return reactor;

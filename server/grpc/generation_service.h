@@ -9,15 +9,15 @@
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/convert.h"
 #include "server/edge/edge.h"
-#include "server/edge/grammar_worker.h"
+#include "server/front_door.h"
 #include "server/served_model.h"
 
 namespace quire {
 
 class GenerationService final : public pb::Generation::CallbackService {
  public:
-  // Both outlive the server that this is registered with.
-  GenerationService(const ServedModel& model, Edge& edge);
+  // Outlives the server that this is registered with.
+  explicit GenerationService(FrontDoor& door);
 
   grpc::ServerWriteReactor<pb::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context, const pb::GenerateRequest* request) override;
@@ -35,14 +35,14 @@ class GenerationService final : public pb::Generation::CallbackService {
                                   pb::AbortResponse* response) override;
 
  private:
-  // The way in, of both kinds of call: a place in the queue, then checks and tokens, then the edge.
+  // The way in, of both kinds of call.
   template <typename Reactor>
   absl::Status Start(const grpc::CallbackServerContext& context, const pb::GenerateRequest& request,
                      bool unary, Reactor* reactor);
 
+  FrontDoor& door_;
   const ServedModel& model_;
   Edge& edge_;
-  GrammarWorker grammars_;
 };
 
 }  // namespace quire
