@@ -20,7 +20,7 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-std::string Counted(size_t n, const char* noun) {
+std::string Counted(int32_t n, const char* noun) {
   return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
 }
 
@@ -95,14 +95,17 @@ std::string FormatIdList(std::span<const int32_t> ids) {
   return text;
 }
 
-std::string Describe(const CpuTopology& t, int32_t pool_threads) {
-  const auto n = [](int32_t count) { return static_cast<size_t>(count); };
-  return fmt::format(
-      "{}, {}, {} per core, {}; a pool of {} on CPU{} {} ({}, NUMA node{} {})",
-      Counted(n(t.sockets), "socket"), Counted(n(t.cores), "core"),
-      Counted(n(t.threads_per_core), "thread"), Counted(n(t.numa_nodes), "NUMA node"),
-      Counted(n(pool_threads), "thread"), t.cpus.size() == 1 ? "" : "s", FormatIdList(t.cpus),
-      Counted(n(t.usable_cores), "core"), t.nodes.size() == 1 ? "" : "s", FormatIdList(t.nodes));
+std::string Describe(const CpuTopology& t) {
+  return fmt::format("{}, {}, {} per core, {}", Counted(t.sockets, "socket"),
+                     Counted(t.cores, "core"), Counted(t.threads_per_core, "thread"),
+                     Counted(t.numa_nodes, "NUMA node"));
+}
+
+std::string DescribePool(const CpuTopology& t, int32_t pool_threads) {
+  return fmt::format("{} on CPU{} {} ({}, NUMA node{} {})", Counted(pool_threads, "thread"),
+                     t.cpus.size() == 1 ? "" : "s", FormatIdList(t.cpus),
+                     Counted(t.usable_cores, "core"), t.nodes.size() == 1 ? "" : "s",
+                     FormatIdList(t.nodes));
 }
 
 }  // namespace quire

@@ -28,9 +28,10 @@ std::vector<int32_t> AllowedCpus();
 // node. `root` is prefixed to all paths: tests put a made-up tree there.
 CpuTopology ReadCpuTopology(std::span<const int32_t> allowed, const std::string& root = "");
 
-// One line: "1 socket, 2 cores, 1 thread per core, 1 NUMA node; a pool of 2 threads on CPUs 0-1 (2
-// cores, NUMA node 0)".
-std::string Describe(const CpuTopology& topology, int32_t pool_threads);
+// Of the machine: "1 socket, 2 cores, 1 thread per core, 1 NUMA node".
+std::string Describe(const CpuTopology& topology);
+// Of a pool in this process: "2 threads on CPUs 0-1 (2 cores, NUMA node 0)".
+std::string DescribePool(const CpuTopology& topology, int32_t pool_threads);
 
 // {0, 1, 2, 5} gives "0-2,5". REQUIRES: ascending.
 std::string FormatIdList(std::span<const int32_t> ids);

@@ -6,7 +6,6 @@
 // short sequences, so that steps are as cheap as they get, and with longer ones. Printed are
 // medians of wall time in ms. What the engine pays in a build with QUIRE_DEBUG_CHECKS is the audit
 // divided by StepsPerAudit. Build it in the dev preset to see the audit at that build's cost.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "models/runtime.h"
 #include "scheduler/engine.h"
 
@@ -25,10 +25,6 @@ constexpr int32_t kSeqs = 64;
 
 double Ms(Clock::time_point from) {
   return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
-}
-double Median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 void Measure(ModelRuntime& runtime, int32_t prompt_len, int32_t num_steps) {

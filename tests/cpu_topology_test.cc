@@ -63,9 +63,8 @@ TEST(CpuTopology, SocketsCoresThreadsAndNodes) {
   EXPECT_EQ(all.numa_nodes, 2);
   EXPECT_EQ(all.usable_cores, 4);
   EXPECT_EQ(all.nodes, (Ids{0, 1}));
-  EXPECT_EQ(Describe(all, 4),
-            "2 sockets, 4 cores, 2 threads per core, 2 NUMA nodes; a pool of 4 threads on CPUs 0-7 "
-            "(4 cores, NUMA nodes 0-1)");
+  EXPECT_EQ(Describe(all), "2 sockets, 4 cores, 2 threads per core, 2 NUMA nodes");
+  EXPECT_EQ(DescribePool(all, 4), "4 threads on CPUs 0-7 (4 cores, NUMA nodes 0-1)");
 }
 
 TEST(CpuTopology, OfAnAffinityOnlyItsCoresAndNodesAreOurs) {
@@ -74,9 +73,8 @@ TEST(CpuTopology, OfAnAffinityOnlyItsCoresAndNodesAreOurs) {
   EXPECT_EQ(two.cores, 4);
   EXPECT_EQ(two.usable_cores, 1);
   EXPECT_EQ(two.nodes, (Ids{1}));
-  EXPECT_EQ(Describe(two, 1),
-            "2 sockets, 4 cores, 2 threads per core, 2 NUMA nodes; a pool of 1 thread on CPUs 3,7 "
-            "(1 core, NUMA node 1)");
+  EXPECT_EQ(Describe(two), "2 sockets, 4 cores, 2 threads per core, 2 NUMA nodes");
+  EXPECT_EQ(DescribePool(two, 1), "1 thread on CPUs 3,7 (1 core, NUMA node 1)");
 }
 
 // A CPU that is offline has no topology, and its siblings have one thread fewer.

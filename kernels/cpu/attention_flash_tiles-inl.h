@@ -146,6 +146,26 @@ static void Scores(const FlashTask& t, const FlashPages& pages, FlashPass& pass,
   }
 }
 
+// Adds one run of 16 rows of numerators against N x 16 dimensions to tiles 0 to N - 1.
+template <int N>
+static void AddRun(const uint16_t* p, Pairs b) {
+  QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
+  QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (N > 1) {
+    QUIRE_TILE_LOAD(6, b.p + 32, b.stride * 2);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (N > 2) {
+    QUIRE_TILE_LOAD(7, b.p + 64, b.stride * 2);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (N > 3) {
+    QUIRE_TILE_LOAD(5, b.p + 96, b.stride * 2);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
 // 16 rows of numerators against N x 16 dimensions, runs ascending.
 template <int N>
 static void MultiplyTile(const uint16_t* p, const Pairs* runs, int32_t num_runs, float* acc,
@@ -154,24 +174,7 @@ static void MultiplyTile(const uint16_t* p, const Pairs* runs, int32_t num_runs,
   if constexpr (N > 1) _tile_zero(1);
   if constexpr (N > 2) _tile_zero(2);
   if constexpr (N > 3) _tile_zero(3);
-  for (int32_t n = 0; n < num_runs; ++n, p += kDotRun) {
-    const Pairs b = runs[n];
-    QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
-    QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (N > 1) {
-      QUIRE_TILE_LOAD(6, b.p + 32, b.stride * 2);
-      _tile_dpbf16ps(1, 4, 6);
-    }
-    if constexpr (N > 2) {
-      QUIRE_TILE_LOAD(7, b.p + 64, b.stride * 2);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (N > 3) {
-      QUIRE_TILE_LOAD(5, b.p + 96, b.stride * 2);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
+  for (int32_t n = 0; n < num_runs; ++n, p += kDotRun) AddRun<N>(p, runs[n]);
   _tile_stored(0, acc, acc_bytes);
   if constexpr (N > 1) _tile_stored(1, acc + 16, acc_bytes);
   if constexpr (N > 2) _tile_stored(2, acc + 32, acc_bytes);
@@ -230,26 +233,6 @@ static void Multiply(const FlashTask& t, const FlashPass& pass, const Pairs* run
   }
 }
 
-// One run of all rows of an item of few against N x 16 dimensions.
-template <int N>
-static void AddRunFew(const uint16_t* p, Pairs b) {
-  QUIRE_TILE_LOAD(4, p, kFlashLdScores * 4);
-  QUIRE_TILE_LOAD(5, b.p, b.stride * 2);
-  _tile_dpbf16ps(0, 4, 5);
-  if constexpr (N > 1) {
-    QUIRE_TILE_LOAD(6, b.p + 32, b.stride * 2);
-    _tile_dpbf16ps(1, 4, 6);
-  }
-  if constexpr (N > 2) {
-    QUIRE_TILE_LOAD(7, b.p + 64, b.stride * 2);
-    _tile_dpbf16ps(2, 4, 7);
-  }
-  if constexpr (N > 3) {
-    QUIRE_TILE_LOAD(5, b.p + 96, b.stride * 2);
-    _tile_dpbf16ps(3, 4, 5);
-  }
-}
-
 // Values of few rows, run by run as they are read. False, with nothing done, if a value that only
 // some of the rows see is no number.
 template <int N>
@@ -266,10 +249,10 @@ static bool ValuesFewOf(const FlashTask& t, const FlashPages& pages, const Flash
     const int32_t n = (k0 - pass.split) / kDotRun;
     const Pairs run = ValueRun(t, pages, k0, lo, hi, dim0, dims, CopyOf(t, n % 2));
     if (!shared.Holds(k0, lo, hi) && !AllFinite(run, dims)) return false;
-    if (ready.p != nullptr) AddRunFew<N>(p + (k0 - kDotRun - pass.split), ready);
+    if (ready.p != nullptr) AddRun<N>(p + (k0 - kDotRun - pass.split), ready);
     ready = run;
   }
-  AddRunFew<N>(p + (pass.runs_to - kDotRun - pass.split), ready);
+  AddRun<N>(p + (pass.runs_to - kDotRun - pass.split), ready);
   const int32_t dv16 = FlashDv16(*t.s);
   float* const acc = t.scratch.acc + dim0;
   _tile_stored(0, acc, int64_t{dv16} * 4);

@@ -5,22 +5,14 @@
 #include <sys/utsname.h>
 
 #include <fstream>
-#include <set>
 
+#include "base/cpu_topology.h"
 #include "base/memory_info.h"
-#include "base/thread_pool.h"
 #include "kernels/cpu_isa.h"
 #include "kernels/profile/machine_peaks.h"
 
 namespace quire::kernels {
 namespace {
-
-std::string FirstLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string CpuName(const std::string& root) {
   std::ifstream file(root + "/proc/cpuinfo");
@@ -32,26 +24,6 @@ std::string CpuName(const std::string& root) {
     }
   }
   return "unknown";
-}
-
-std::string Counted(size_t n, const char* what) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-}
-
-std::string Topology(const std::string& root) {
-  const std::vector<int32_t> cpus =
-      ParseNodeList(FirstLine(root + "/sys/devices/system/cpu/online"));
-  const size_t nodes = ParseNodeList(FirstLine(root + "/sys/devices/system/node/online")).size();
-  if (cpus.empty()) return "unknown";
-  std::set<std::string> cores, sockets;
-  for (const int32_t cpu : cpus) {
-    const std::string folder = fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/", root, cpu);
-    cores.insert(FirstLine(folder + "thread_siblings_list"));
-    sockets.insert(FirstLine(folder + "physical_package_id"));
-  }
-  return fmt::format("{} on {}, {}, {}", Counted(cpus.size(), "CPU"),
-                     Counted(cores.size(), "physical core"), Counted(sockets.size(), "socket"),
-                     Counted(std::max<size_t>(nodes, 1), "NUMA node"));
 }
 
 std::string Size(size_t bytes) {
@@ -81,7 +53,7 @@ constexpr const char* kAsserts = "not a release build";
 MachineInfo ReadMachineInfo(const std::string& root) {
   MachineInfo info;
   info.cpu = CpuName(root);
-  info.topology = Topology(root);
+  info.topology = Describe(ReadCpuTopology(AllowedCpus(), root));
   const CacheSizes caches = ReadCacheSizes();
   info.caches =
       fmt::format("L1d {}, L2 {}, L3 {}", Size(caches.l1), Size(caches.l2), Size(caches.l3));

@@ -12,7 +12,7 @@ namespace quire::kernels {
 
 struct MachineInfo {
   std::string cpu;       // as the system names it
-  std::string topology;  // "2 CPUs on 2 physical cores, 1 socket, 1 NUMA node"
+  std::string topology;  // "1 socket, 2 cores, 1 thread per core, 1 NUMA node"
   std::string caches;    // "L1d 48 KiB, L2 2 MiB, L3 30 MiB"; of a core, L3 of all
   std::string memory;    // "23.5 GiB"
   std::string isa;       // the row in use

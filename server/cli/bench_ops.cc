@@ -93,7 +93,7 @@ int BenchOps::Run() const {
     json.BeginArray();
   } else {
     fmt::print("{}{}\n", kernels::MachineText(machine),
-               Describe(ReadCpuTopology(AllowedCpus()), runtime.num_threads()));
+               DescribePool(ReadCpuTopology(AllowedCpus()), runtime.num_threads()));
     fmt::print("{}, {}, attention {}, cache {}, ISA {}\n{}\n", options->model,
                runtime.weight_format(), runtime.attention_name(), runtime.kv_cache_dtype(),
                kernels::NameOf(kernels::ActiveIsa()), kernels::PeaksText(peaks));

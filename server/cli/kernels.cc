@@ -122,7 +122,7 @@ int RunKernels(const KernelsOptions& o) {
   kernels::MachinePeaks measured;
   const kernels::MachinePeaks* peaks = nullptr;
   fmt::print("{}{}\n", kernels::MachineText(kernels::ReadMachineInfo()),
-             Describe(topology, pool.num_threads()));
+             DescribePool(topology, pool.num_threads()));
   if (!o.no_bench) {
     measured = kernels::MeasurePeaks(pool.num_threads(), size_t{64} << 20);
     peaks = &measured;
