@@ -6,6 +6,7 @@
 
 #include "base/cpu_topology.h"
 #include "base/status.h"
+#include "base/thread_name.h"
 
 namespace quire {
 namespace {
@@ -26,7 +27,12 @@ ThreadPool::ThreadPool(int32_t num_threads)
     : shares_(static_cast<size_t>(std::max(1, num_threads))) {
   CHECK(num_threads >= 1, "num_threads={}", num_threads);
   workers_.reserve(static_cast<size_t>(num_threads) - 1);
-  for (int32_t i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
+  for (int32_t i = 1; i < num_threads; ++i) {
+    workers_.emplace_back([this, i] {
+      SetThreadName("quire-kernel");
+      WorkerLoop(i);
+    });
+  }
 }
 
 ThreadPool::~ThreadPool() {

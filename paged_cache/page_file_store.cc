@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -31,7 +33,10 @@ absl::StatusOr<std::unique_ptr<PageFileStore>> PageFileStore::Open(PageFileStore
   ASSIGN_OR_RETURN(PageDirectory directory, PageDirectory::Open(options.directory));
   std::unique_ptr<PageFileStore> store(new PageFileStore(std::move(options), std::move(directory)));
   store->Scan();
-  store->writer_ = std::thread([s = store.get()] { s->WriterLoop(); });
+  store->writer_ = std::thread([s = store.get()] {
+    SetThreadName("quire-files");
+    s->WriterLoop();
+  });
   return store;
 }
 

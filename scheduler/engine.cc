@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -28,7 +30,10 @@ Engine::~Engine() {
 void Engine::Start() {
   CHECK(!thread_.joinable() && !closed_, "an engine is started once");
   accepting_ = true;
-  thread_ = std::thread([this] { Loop(); });
+  thread_ = std::thread([this] {
+    SetThreadName("quire-engine");
+    Loop();
+  });
 }
 
 bool Engine::TryEnter() {

@@ -2,14 +2,21 @@
 // retention is asked for.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <condition_variable>
+#include <ctime>
 #include <filesystem>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "base/thread_name.h"
 #include "paged_cache/retention.h"
 #include "scheduler/root_key.h"
 #include "server/admin/cache_path.h"
+#include "server/admin/process_info.h"
 #include "server/retention.h"
 #include "tests/weight_files.h"
 
@@ -17,6 +24,51 @@ namespace quire {
 namespace {
 
 namespace pb = ::quire::v1;
+
+// Two threads of one name burn CPU time that each counts by itself (CLOCK_THREAD_CPUTIME_ID).
+TEST(ThreadCpu, SumsByNameAndEqualsTheThreadsOwnClocks) {
+  constexpr int64_t kBurnNs = 30'000'000;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int burnt = 0;
+  bool end = false;
+  double own_ms = 0;
+  const auto burn = [&] {
+    SetThreadName("burner");
+    timespec used{};
+    do {
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    } while (used.tv_sec == 0 && used.tv_nsec < kBurnNs);
+    std::unique_lock lock(mutex);
+    own_ms += static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) / 1e6;
+    ++burnt;
+    changed.notify_all();
+    changed.wait(lock, [&] { return end; });
+  };
+  std::thread one(burn), two(burn);
+  {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return burnt == 2; });
+  }
+  const std::vector<ThreadCpu> all = ReadThreadCpu();
+  const auto it =
+      std::find_if(all.begin(), all.end(), [](const ThreadCpu& t) { return t.name == "burner"; });
+  ASSERT_NE(it, all.end());
+  EXPECT_EQ(it->threads, 2);
+  EXPECT_GE(it->cpu_ms, 0.9 * own_ms);  // what runs now is told up to the last switch or tick
+  EXPECT_LE(it->cpu_ms, ProcessCpuMs());
+  {
+    const std::lock_guard lock(mutex);
+    end = true;
+  }
+  changed.notify_all();
+  one.join();
+  two.join();
+  const std::vector<ThreadCpu> after = ReadThreadCpu();
+  EXPECT_TRUE(std::none_of(after.begin(), after.end(),
+                           [](const ThreadCpu& t) { return t.name == "burner"; }));
+  EXPECT_GE(ProcessCpuMs(), own_ms);  // those that have ended count on
+}
 
 TEST(CachePath, LinksAreFollowedBeforeItIsDecided) {
   namespace fs = std::filesystem;

@@ -151,6 +151,13 @@ grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContex
   info->set_max_message_bytes(U64(o.max_message_bytes));
   info->set_max_stream_buffer_bytes(U64(o.max_stream_buffer_bytes));
   info->set_resident_bytes(U64(ResidentBytes()));
+  info->set_cpu_ms(ProcessCpuMs());
+  for (const ThreadCpu& one : ReadThreadCpu()) {
+    pb::ThreadCpu* const thread = info->add_threads();
+    thread->set_name(one.name);
+    thread->set_threads(U32(one.threads));
+    thread->set_cpu_ms(one.cpu_ms);
+  }
   ToProto(facts_.memory, *info->mutable_memory());
   ToProto(edge_.counts(), *info->mutable_requests());
   return Answer(context);

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -26,6 +28,30 @@ double SecondsSinceStart() {
   const double since_boot =
       static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
   return since_boot - start_ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+std::vector<ThreadCpu> ReadThreadCpu() {
+  std::map<std::string, ThreadCpu> by_name;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    ThreadCpu one;
+    double ns = 0;
+    std::ifstream comm(entry.path() / "comm"), stat(entry.path() / "schedstat");
+    if (!std::getline(comm, one.name) || !(stat >> ns)) continue;  // it has just ended
+    ThreadCpu& sum = by_name[one.name];
+    sum.name = one.name;
+    ++sum.threads;
+    sum.cpu_ms += ns / 1e6;
+  }
+  std::vector<ThreadCpu> all;
+  for (auto& [name, sum] : by_name) all.push_back(std::move(sum));
+  return all;
+}
+
+double ProcessCpuMs() {
+  timespec used{};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) / 1e6;
 }
 
 }  // namespace quire

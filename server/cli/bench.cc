@@ -6,11 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,15 +14,16 @@
 #include "base/status.h"
 #include "bench/workloads.h"
 #include "quire/v1/quire.grpc.pb.h"
+#include "server/cli/bench_front.h"
 #include "server/cli/bench_ops.h"
 #include "server/cli/client.h"
 #include "server/cli/commands.h"
+#include "server/cli/send_all.h"
 
 namespace quire {
 namespace {
 
 namespace pb = ::quire::v1;
-using SteadyClock = std::chrono::steady_clock;
 
 struct BenchOptions {
   ServerAddress address;
@@ -37,109 +34,23 @@ struct BenchOptions {
   bool json = false;
 };
 
-struct RunTotals {
-  std::vector<RequestTrace> traces;
-  uint64_t cached_tokens = 0;  // as the server counted
-  uint64_t preemptions = 0;
-  std::string error;  // of the first request that failed
-};
-
-// One run: keeps `concurrency` requests in flight until all prompts are answered.
-class Run {
- public:
-  Run(pb::Generation::Stub& stub, const Workload& workload) : stub_(stub), workload_(workload) {}
-
-  RunTotals Execute() {
-    totals_.traces.resize(workload_.prompts.size());
-    start_ = SteadyClock::now();
-    const size_t first =
-        std::min(workload_.prompts.size(), static_cast<size_t>(std::max(1, workload_.concurrency)));
-    num_open_ = first;
-    next_ = first;
-    for (size_t i = 0; i < first; ++i) (new Call(*this, i))->Start();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return num_open_ == 0; });
-    return std::move(totals_);
+std::vector<pb::GenerateRequest> MakeRequests(const Workload& workload) {
+  std::vector<pb::GenerateRequest> requests;
+  for (const std::vector<TokenId>& prompt : workload.prompts) {
+    pb::GenerateRequest& r = requests.emplace_back();
+    r.mutable_token_ids()->mutable_ids()->Add(prompt.begin(), prompt.end());
+    r.mutable_sampling()->set_temperature(0);
+    r.mutable_stopping()->set_max_tokens(workload.max_tokens);
+    r.mutable_stopping()->set_ignore_eos(true);
+    r.mutable_response()->set_text(false);
+    r.mutable_response()->set_token_ids(true);
   }
+  return requests;
+}
 
- private:
-  class Call final : public grpc::ClientReadReactor<pb::GenerateEvent> {
-   public:
-    Call(Run& run, size_t index) : run_(run), index_(index) {
-      const std::vector<TokenId>& prompt = run.workload_.prompts[index];
-      request_.mutable_token_ids()->mutable_ids()->Add(prompt.begin(), prompt.end());
-      request_.mutable_sampling()->set_temperature(0);
-      request_.mutable_stopping()->set_max_tokens(run.workload_.max_tokens);
-      request_.mutable_stopping()->set_ignore_eos(true);
-      request_.mutable_response()->set_text(false);
-      request_.mutable_response()->set_token_ids(true);
-    }
-    void Start() {
-      trace().prompt_tokens = request_.token_ids().ids_size();
-      trace().sent_us = run_.Now();
-      run_.stub_.async()->Generate(&context_, &request_, this);
-      StartRead(&event_);
-      StartCall();
-    }
-    void OnReadDone(bool ok) override {
-      if (!ok) return;  // OnDone follows
-      for (int i = 0; i < event_.delta().token_ids_size(); ++i) {
-        trace().token_us.push_back(run_.Now());
-      }
-      if (event_.has_usage()) usage_ = event_.usage();
-      StartRead(&event_);
-    }
-    void OnDone(const grpc::Status& status) override {
-      run_.Done(status, usage_);
-      delete this;
-    }
-
-   private:
-    // Only this call's reactions touch it until Done.
-    RequestTrace& trace() { return run_.totals_.traces[index_]; }
-
-    Run& run_;
-    const size_t index_;
-    grpc::ClientContext context_;
-    pb::GenerateRequest request_;
-    pb::GenerateEvent event_;
-    pb::Usage usage_;
-  };
-
-  int64_t Now() const {
-    return std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() - start_)
-        .count();
-  }
-
-  void Done(const grpc::Status& status, const pb::Usage& usage) {
-    size_t next = SIZE_MAX;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!status.ok() && totals_.error.empty()) {
-        totals_.error = fmt::format(
-            "{}: {}", absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())),
-            status.error_message());
-      }
-      totals_.cached_tokens += usage.cached_tokens();
-      totals_.preemptions += usage.preemptions();
-      if (next_ < workload_.prompts.size() && totals_.error.empty()) {
-        next = next_++;
-      } else if (--num_open_ == 0) {
-        changed_.notify_all();
-      }
-    }
-    if (next != SIZE_MAX) (new Call(*this, next))->Start();
-  }
-
-  pb::Generation::Stub& stub_;
-  const Workload& workload_;
-  SteadyClock::time_point start_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t num_open_ = 0;  // guarded by mutex_, as are the next two
-  size_t next_ = 0;
-  RunTotals totals_;  // .traces[i] belongs to call i until it is done
-};
+RunTotals Execute(pb::Generation::Stub& stub, const Workload& workload) {
+  return SendAll(stub, MakeRequests(workload), workload.concurrency);
+}
 
 void PrintTable(const std::string& name, int run, const LatencySummary& s, const RunTotals& t) {
   fmt::print(
@@ -215,7 +126,7 @@ int RunBench(const BenchOptions& o) {
       const absl::StatusOr<Workload> workload =
           MakeWorkload(name, run, static_cast<int32_t>(model.vocab_size()), o.seed);
       if (!workload.ok()) return Fail(kExitUsage, Message(workload.status()).c_str());
-      const RunTotals totals = Run(*stub, *workload).Execute();
+      const RunTotals totals = Execute(*stub, *workload);
       if (!totals.error.empty()) return Fail(kExitFailed, totals.error.c_str());
       const LatencySummary summary = Summarize(totals.traces);
       if (o.json) {
@@ -269,7 +180,7 @@ int RunSharing(const BenchOptions& o) {
     uint64_t cold_hits = 0;
     const Workload* const order[] = {&prefix, &cold, &warm};
     for (size_t i = 0; i < 3; ++i) {
-      const RunTotals totals = Run(*stub, *order[i]).Execute();
+      const RunTotals totals = Execute(*stub, *order[i]);
       if (!totals.error.empty()) return Fail(kExitFailed, totals.error.c_str());
       summaries[i] = Summarize(totals.traces);
       if (i == 1) cold_hits = totals.cached_tokens / kPrefix;
@@ -316,7 +227,12 @@ Subcommand MakeBench(CLI::App& parent) {
   CLI::App* const ops_app = bench->add_subcommand(
       "ops", "load a model in this process; print what each operation of its steps takes");
   ops->AddOptions(*ops_app);
-  return {bench, [o, sharing, ops, ops_app] {
+  auto front = std::make_shared<BenchFront>();
+  CLI::App* const front_app = bench->add_subcommand(
+      "front", "CPU time of a running server outside its engine, per request and per token");
+  front->AddOptions(*front_app);
+  return {bench, [o, sharing, ops, ops_app, front, front_app] {
+            if (front_app->parsed()) return front->Run();
             if (ops_app->parsed()) return ops->Run();
             return sharing->parsed() ? RunSharing(*o) : RunBench(*o);
           }};

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -33,7 +35,10 @@ Edge::~Edge() { Stop(); }
 
 void Edge::Start(Engine& engine) {
   engine_ = &engine;
-  thread_ = std::thread([this] { io_.run(); });
+  thread_ = std::thread([this] {
+    SetThreadName("quire-edge");
+    io_.run();
+  });
 }
 
 void Edge::Stop() {

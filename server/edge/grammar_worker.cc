@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -23,7 +25,12 @@ GrammarWorker::GrammarWorker(MakeCompiler make, int32_t num_threads, size_t max_
       max_waiting_(max_waiting),
       compiler_(absl::InternalError("not made yet")) {
   CHECK(num_threads > 0, "num_threads={}", num_threads);
-  for (int32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
+  for (int32_t i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([this] {
+      SetThreadName("quire-grammar");
+      Run();
+    });
+  }
 }
 
 GrammarWorker::~GrammarWorker() {
