@@ -5,6 +5,7 @@ find_package(Boost 1.74 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
+pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 
 # proto: C++ of proto/**/*.proto, with the services; included as "quire/v1/quire.grpc.pb.h".
 set(proto_out ${CMAKE_BINARY_DIR}/gen)
@@ -33,7 +34,7 @@ target_link_libraries(proto PUBLIC gRPC::grpc++ protobuf::libprotobuf)
 set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 
 quire_module(server DEPS models scheduler tokenizer sampling bench base proto gRPC::grpc++
-             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11)
+             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 

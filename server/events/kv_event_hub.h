@@ -1,10 +1,10 @@
 // server/events/kv_event_hub.h -- KV events from the engine to whoever wants to know what is
 // cached.
 //
-// The engine's thread hands over what changed in a step (CacheEvents, at most one batch a step).
-// The hub gives it the next sequence number and keeps the last `buffer_steps` batches. Everybody
-// reads these from a place of his own: the ZeroMQ publisher, and each gRPC subscriber. So who is
-// slow holds no memory and delays nobody; who falls off the end is told that he has missed
+// The engine's thread hands over what changed in a step (CacheEvents): a batch, or some if it is
+// much. The hub gives it the next sequence number and keeps the last `buffer_steps` batches.
+// Everybody reads these from a place of his own: the ZeroMQ publisher, and each gRPC subscriber. So
+// who is slow holds no memory and delays nobody; who falls off the end is told that he has missed
 // something.
 //
 //   engine thread            hub (one lock, held for moments)        reader's thread
@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -116,7 +115,6 @@ class KvEventHub {
  private:
   friend class KvEventSubscription;
   struct Reader;
-  std::shared_ptr<const KvEventBatch> At(uint64_t sequence) const;
   void AddSnapshot(const std::shared_ptr<Reader>& reader, CacheEvents events);
   bool RequestSnapshot(const std::shared_ptr<Reader>& reader);
   static void Wake(Reader& reader);
@@ -148,6 +146,7 @@ class KvEventSubscription {
 
  private:
   friend class KvEventHub;
+  using Reader = KvEventHub::Reader;
   KvEventSubscription(KvEventHub& hub, std::shared_ptr<KvEventHub::Reader> reader);
 
   KvEventHub& hub_;
