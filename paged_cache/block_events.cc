@@ -1,5 +1,6 @@
 // What outsiders are told of the cache: see cache_events.h. PrefixIndex tells of the pool and the
 // host tier; of files, that what was put there by this process, or found there, can be had.
+#include <algorithm>
 #include <deque>
 #include <mutex>
 
@@ -59,6 +60,7 @@ struct BlockManager::FileBlocks {
     PrefixHash hash;
     PrefixHash parent;
     bool has_parent = false;
+    int32_t depth = 0;
     std::string salt;
     std::vector<TokenId> tokens;
     CacheEventLog::Block block(size_t group) const {
@@ -98,9 +100,16 @@ void BlockManager::EnableEvents() {
 void BlockManager::TellAll(CacheEventLog& log) const {
   index_.TellAll(log);
   if (file_blocks_ == nullptr) return;
-  for (const auto& [key, entry] : file_blocks_->entries) {
+  std::vector<const FileBlocks::Entry*> entries;
+  for (const auto& [key, entry] : file_blocks_->entries) entries.push_back(&entry);
+  // Parents before children, as a newcomer must hear of them.
+  std::sort(entries.begin(), entries.end(),
+            [](const auto* a, const auto* b) { return a->depth < b->depth; });
+  for (const FileBlocks::Entry* entry : entries) {
     for (size_t g = 0; g < layout_.groups.size(); ++g) {
-      if (HasEvents(group_of(g), layout_.block_size)) log.Stored(entry.block(g), CacheTier::kFiles);
+      if (HasEvents(group_of(g), layout_.block_size)) {
+        log.Stored(entry->block(g), CacheTier::kFiles);
+      }
     }
   }
 }
@@ -113,6 +122,7 @@ void BlockManager::TellFile(NodeId node) {
   it->second = {block.hash,
                 block.parent,
                 block.has_parent,
+                index_.depth(node),
                 std::string(block.salt),
                 {block.tokens.begin(), block.tokens.end()}};
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
