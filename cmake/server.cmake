@@ -33,7 +33,10 @@ target_include_directories(proto SYSTEM PUBLIC ${proto_out})
 target_link_libraries(proto PUBLIC gRPC::grpc++ protobuf::libprotobuf)
 set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 
-quire_module(server DEPS models scheduler tokenizer sampling bench base proto gRPC::grpc++
+# The client library in C++; the CLI uses it. (clients/python is a package of its own.)
+quire_module(clients DEPS base proto gRPC::grpc++)
+
+quire_module(server DEPS clients models scheduler tokenizer sampling bench base proto gRPC::grpc++
              gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")

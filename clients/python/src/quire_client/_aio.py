@@ -11,7 +11,8 @@ import grpc.aio
 from . import _connection, _convert
 from ._admin import AsyncAdmin
 from ._errors import from_rpc_error
-from ._params import Message, Params, Prompt, chat_input, make_request
+from ._params import (Message, Params, Prompt, chat_input, detokenize_request, make_request,
+                      tokenize_request)
 from ._pb import quire_pb2 as pb
 from ._pb import quire_pb2_grpc as rpc
 from ._types import Answer, Delta
@@ -69,12 +70,17 @@ class AsyncClient:
 
     def __init__(self, address: str = "localhost:50051", *, api_key: Optional[str] = None,
                  tls: Union[bool, _connection.Tls, None] = None, timeout: Optional[float] = None,
+                 admin_address: Optional[str] = None,
                  options: Sequence[Tuple[str, Union[int, str]]] = ()) -> None:
         self._channel = _connection.aio_channel(address, tls, options)
         self._metadata = _connection.metadata(api_key)
         self._timeout = timeout
         self._generation = rpc.GenerationStub(self._channel)
-        self.admin = AsyncAdmin(self._channel, self._metadata, timeout)
+        self._admin_channel = self._channel
+        if admin_address is not None:
+            unix = admin_address.startswith("unix:")  # of this machine: nothing to encrypt
+            self._admin_channel = _connection.aio_channel(admin_address, None if unix else tls, options)
+        self.admin = AsyncAdmin(self._admin_channel, self._metadata, timeout)
 
     def _start(self, method: Callable[..., Any], request: Any, timeout: Optional[float]) -> Any:
         return method(request, timeout=self._timeout if timeout is None else timeout,
@@ -115,7 +121,7 @@ class AsyncClient:
 
     async def tokenize(self, text: str, *, add_special_tokens: Optional[bool] = None,
                        timeout: Optional[float] = None) -> List[int]:
-        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        request = tokenize_request(text, add_special_tokens)
         return list((await self._call(self._generation.Tokenize, request, timeout)).token_ids)
 
     async def tokenize_chat(self, messages: Sequence[Message], *,
@@ -130,8 +136,7 @@ class AsyncClient:
     async def detokenize(self, token_ids: Sequence[int], *,
                          skip_special_tokens: Optional[bool] = None,
                          timeout: Optional[float] = None) -> str:
-        request = pb.DetokenizeRequest(token_ids=token_ids,
-                                       skip_special_tokens=skip_special_tokens)
+        request = detokenize_request(token_ids, skip_special_tokens)
         return str((await self._call(self._generation.Detokenize, request, timeout)).text)
 
     async def abort(self, *request_ids: str, timeout: Optional[float] = None) -> List[str]:
@@ -145,6 +150,7 @@ class AsyncClient:
         return list(response.aborted_request_ids)
 
     async def close(self) -> None:
+        await self._admin_channel.close()
         await self._channel.close()
 
     async def __aenter__(self) -> "AsyncClient":

@@ -10,7 +10,8 @@ import grpc
 from . import _connection, _convert
 from ._admin import Admin
 from ._errors import from_rpc_error
-from ._params import Message, Params, Prompt, chat_input, make_request
+from ._params import (Message, Params, Prompt, chat_input, detokenize_request, make_request,
+                      tokenize_request)
 from ._pb import quire_pb2 as pb
 from ._pb import quire_pb2_grpc as rpc
 from ._types import Answer, Delta
@@ -69,16 +70,22 @@ class Stream:
 
 class Client:
     """A connection to one server; threads may share it. `timeout`, in seconds, is of each call that
-    does not give its own; None: no limit. `api_key` is sent as a bearer token: use it with `tls`."""
+    does not give its own; None: no limit. `api_key` is sent as a bearer token: use it with `tls`.
+    `admin_address` is where `admin` is, if not here: a port or socket of its own."""
 
     def __init__(self, address: str = "localhost:50051", *, api_key: Optional[str] = None,
                  tls: Union[bool, _connection.Tls, None] = None, timeout: Optional[float] = None,
+                 admin_address: Optional[str] = None,
                  options: Sequence[Tuple[str, Union[int, str]]] = ()) -> None:
         self._channel = _connection.channel(address, tls, options)
         self._metadata = _connection.metadata(api_key)
         self._timeout = timeout
         self._generation = rpc.GenerationStub(self._channel)
-        self.admin = Admin(self._channel, self._metadata, timeout)
+        self._admin_channel = self._channel
+        if admin_address is not None:
+            unix = admin_address.startswith("unix:")  # of this machine: nothing to encrypt
+            self._admin_channel = _connection.channel(admin_address, None if unix else tls, options)
+        self.admin = Admin(self._admin_channel, self._metadata, timeout)
 
     def _call(self, method: Callable[..., _Response], request: Any,
               timeout: Optional[float]) -> _Response:
@@ -116,7 +123,7 @@ class Client:
 
     def tokenize(self, text: str, *, add_special_tokens: Optional[bool] = None,
                  timeout: Optional[float] = None) -> List[int]:
-        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        request = tokenize_request(text, add_special_tokens)
         return list(self._call(self._generation.Tokenize, request, timeout).token_ids)
 
     def tokenize_chat(self, messages: Sequence[Message], *,
@@ -130,8 +137,7 @@ class Client:
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: Optional[bool] = None,
                    timeout: Optional[float] = None) -> str:
-        request = pb.DetokenizeRequest(token_ids=token_ids,
-                                       skip_special_tokens=skip_special_tokens)
+        request = detokenize_request(token_ids, skip_special_tokens)
         return self._call(self._generation.Detokenize, request, timeout).text
 
     def abort(self, *request_ids: str, timeout: Optional[float] = None) -> List[str]:
@@ -145,6 +151,7 @@ class Client:
         return list(response.aborted_request_ids)
 
     def close(self) -> None:
+        self._admin_channel.close()
         self._channel.close()
 
     def __enter__(self) -> "Client":

@@ -157,9 +157,24 @@ def make_request(params: Optional[Params], *, prompt: Optional[Prompt] = None,
         name = f"SPECULATION_METHOD_{p.speculation.upper()}"
         if name not in pb.SpeculationMethod.keys():
             raise ValueError(f"speculation={p.speculation} is none of none, ngram, suffix, draft")
-        request.spec.method = pb.SpeculationMethod.Value(name)
+        request.spec.method = getattr(pb, name)
     if p.add_special_tokens is not None:
         request.add_special_tokens = p.add_special_tokens
     if p.edit is not None:
         request.MergeFrom(p.edit)
+    return request
+
+
+def tokenize_request(text: str, add_special_tokens: Optional[bool]) -> pb.TokenizeRequest:
+    request = pb.TokenizeRequest(text=text)
+    if add_special_tokens is not None:
+        request.add_special_tokens = add_special_tokens
+    return request
+
+
+def detokenize_request(token_ids: Sequence[int],
+                       skip_special_tokens: Optional[bool]) -> pb.DetokenizeRequest:
+    request = pb.DetokenizeRequest(token_ids=token_ids)
+    if skip_special_tokens is not None:
+        request.skip_special_tokens = skip_special_tokens
     return request
