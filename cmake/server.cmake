@@ -5,6 +5,7 @@ find_package(Boost 1.74 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
+pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 
 # proto: C++ of proto/**/*.proto, with the services; included as "quire/v1/quire.grpc.pb.h".
 set(proto_out ${CMAKE_BINARY_DIR}/gen)
@@ -32,8 +33,11 @@ target_include_directories(proto SYSTEM PUBLIC ${proto_out})
 target_link_libraries(proto PUBLIC gRPC::grpc++ protobuf::libprotobuf)
 set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 
-quire_module(server DEPS models scheduler tokenizer sampling bench base proto gRPC::grpc++
-             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11)
+# The client library in C++; the CLI uses it. (clients/python is a package of its own.)
+quire_module(clients DEPS base proto gRPC::grpc++)
+
+quire_module(server DEPS clients models scheduler tokenizer sampling bench base proto gRPC::grpc++
+             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 

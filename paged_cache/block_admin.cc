@@ -16,7 +16,14 @@ void BlockManager::SetTime(int64_t now_ms) {
 }
 
 void BlockManager::Flush(std::string_view key_prefix) {
+  // Nothing is left: one word instead of many. (Files keep what they have.)
+  const bool all = events_ != nullptr && key_prefix.empty() && file_blocks_ == nullptr;
+  if (all) index_.set_events(nullptr);
   index_.Flush(key_prefix);
+  if (all) {
+    events_->Cleared();
+    index_.set_events(events_.get());
+  }
   const size_t before = pins_.size();
   std::erase_if(
       pins_, [&](const auto& pin) { return index_.is_detached(pin.second.tables.cursor.node()); });

@@ -30,6 +30,7 @@
 #include "absl/container/inlined_vector.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "paged_cache/cache_events.h"
 #include "paged_cache/cache_files.h"
 #include "paged_cache/cache_layout.h"
 #include "paged_cache/page_copy.h"
@@ -159,6 +160,7 @@ class BlockManager {
                const BlockManagerOptions& options = {}, std::span<PagePool> host_pools = {});
   BlockManager(const BlockManager&) = delete;
   BlockManager& operator=(const BlockManager&) = delete;
+  ~BlockManager();
 
   const CacheLayout& layout() const { return layout_; }
   int32_t block_size() const { return layout_.block_size; }
@@ -316,6 +318,15 @@ class BlockManager {
   // seal no more of them. Pins of what is forgotten end.
   void Flush(std::string_view key_prefix = {});
 
+  // From now on what becomes findable and what ceases to be is recorded. REQUIRES: after
+  // AttachFiles, not during a step.
+  void EnableEvents();
+  bool has_events() const { return events_ != nullptr; }
+  // What happened since the last call; the first begins with "cleared". Empty without events.
+  CacheEvents TakeEvents();
+  // All that is stored now. REQUIRES: between steps.
+  CacheEvents SnapshotEvents() const;
+
   CacheStats stats() const {
     CacheStats stats = stats_;
     stats.saved += index_.num_demoted();
@@ -345,6 +356,9 @@ class BlockManager {
   void LoadFromFiles(std::span<const TokenId> tokens, std::span<const PrefixHash> chain,
                      size_t most_blocks);
   void SaveToFiles(NodeId node, size_t group, PageId slot);
+  void TellAll(CacheEventLog& log) const;
+  void TellFile(NodeId node);
+  void TellErasedFiles();
   void NoteTouched(std::span<const PageCopy> ops);
   bool IsTouched(int32_t pool, PageId page) const;
   PrefixHash NextHash(NodeId parent, std::span<const TokenId> tokens) const;
@@ -370,7 +384,10 @@ class BlockManager {
   PageStorage* storage_ = nullptr;
   // With files: pages of operations that were handed out and may not have run yet.
   absl::flat_hash_set<std::pair<int32_t, PageId>> touched_;
-  PrefixHasher hasher_;  // without a salt
+  struct FileBlocks;
+  std::unique_ptr<CacheEventLog> events_;
+  std::shared_ptr<FileBlocks> file_blocks_;  // with events and files
+  PrefixHasher hasher_;                      // without a salt
   PrefixIndex index_;
   CacheStats stats_;
   int64_t now_ms_ = 0;

@@ -92,7 +92,9 @@ void BlockManager::SaveToFiles(NodeId node, size_t group, PageId slot) {
   entry.groups.resize(layout_.groups.size());
   const std::byte* bytes = storage_->host_page(pool, slot);
   entry.groups[group].assign(bytes, bytes + storage_->page_bytes(pool));
-  ++(files_->Put(std::move(entry)) ? stats_.file_saved : stats_.file_not_saved);
+  const bool put = files_->Put(std::move(entry));
+  ++(put ? stats_.file_saved : stats_.file_not_saved);
+  if (put) TellFile(node);
 }
 
 PrefixHash BlockManager::NextHash(NodeId parent, std::span<const TokenId> tokens) const {
@@ -172,6 +174,7 @@ void BlockManager::LoadFromFiles(std::span<const TokenId> tokens, std::span<cons
       ++stats_.file_loaded;
     }
     if (node == kNoNode) break;  // a collision
+    TellFile(node);
     path_.push_back(node);
   }
   for (auto it = held.rbegin(); it != held.rend(); ++it) pools_[it->first].Release(it->second);

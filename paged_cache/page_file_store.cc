@@ -77,6 +77,11 @@ bool PageFileStore::Contains(const Sha256Digest& key) const {
   return index_.contains(key);
 }
 
+void PageFileStore::set_on_erase(std::function<void(const Sha256Digest&)> on_erase) {
+  const std::lock_guard lock(mutex_);
+  on_erase_ = std::move(on_erase);
+}
+
 bool PageFileStore::Put(PageEntry entry) {
   CheckFits(entry, options_.layout);
   auto pending = std::make_shared<PageEntry>(std::move(entry));

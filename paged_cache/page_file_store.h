@@ -83,6 +83,9 @@ class PageFileStore {
   PageFileStore& operator=(const PageFileStore&) = delete;
 
   bool Contains(const Sha256Digest& key) const;
+  // Called with the lock held, on whatever thread, for each entry that can't be had any more. Must
+  // not call the store.
+  void set_on_erase(std::function<void(const Sha256Digest&)> on_erase);
 
   // Takes the entry if there is room in the queue and it can fit at all; true if the store has it
   // now. An entry that is there already becomes the most recently used; groups that it did not have
@@ -160,6 +163,7 @@ class PageFileStore {
   uint64_t clock_ = 0;                       // ticks, file and write ids
   std::deque<Job> queue_;
   bool is_writing_ = false;
+  std::function<void(const Sha256Digest&)> on_erase_;
   bool stop_ = false;
   PageFileStats stats_;  // entries and bytes are kept up to date
 

@@ -22,6 +22,7 @@ PageFileStore::Item& PageFileStore::Insert(const Sha256Digest& key, const Sha256
 void PageFileStore::Erase(const Sha256Digest& key) {
   const auto it = index_.find(key);
   CHECK(it != index_.end(), "no such entry");
+  if (on_erase_ != nullptr) on_erase_(key);
   const Sha256Digest parent = it->second.parent;
   const uint64_t tick = it->second.tick;
   leaves_.erase(tick);

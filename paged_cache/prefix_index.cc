@@ -252,6 +252,7 @@ void PrefixIndex::SealPage(NodeId node, size_t group, PageId page) {
   slot = page;
   ++at(node).num_contents;
   pool_of(group).Seal(page, TagOf(node, group), roots_.at(at(node).root).keep);
+  if (events_ != nullptr) Tell(node, group, CacheTier::kPool, /*stored=*/true);
 }
 
 void PrefixIndex::MoveToPage(NodeId node, size_t group, PageId page) {
@@ -262,6 +263,7 @@ void PrefixIndex::MoveToPage(NodeId node, size_t group, PageId page) {
   content(node, group) = 0;
   --at(node).num_contents;
   host.Unseal(slot, DropReason::kFlushed);
+  if (events_ != nullptr) Tell(node, group, CacheTier::kHost, /*stored=*/false);
   SealPage(node, group, page);
   pool_of(group).Keep(page, retention);
 }
@@ -390,6 +392,10 @@ bool PrefixIndex::Demote(NodeId node, size_t group, PageId page, DropReason reas
   host.Keep(slot, retention);
   host.Release(slot);
   pool.Unseal(page, reason);
+  if (events_ != nullptr) {
+    Tell(node, group, CacheTier::kHost, /*stored=*/true);
+    Tell(node, group, CacheTier::kPool, /*stored=*/false);
+  }
   return true;
 }
 
@@ -401,6 +407,9 @@ void PrefixIndex::DropContent(NodeId node, size_t group, DropReason reason) {
     pool_of(group).Unseal(content, reason);
   } else {
     host_of(group).Unseal(-content, reason);
+  }
+  if (events_ != nullptr) {
+    Tell(node, group, content > 0 ? CacheTier::kPool : CacheTier::kHost, /*stored=*/false);
   }
 }
 

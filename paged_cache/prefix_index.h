@@ -43,6 +43,7 @@
 #include "base/huge_pages.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "paged_cache/cache_events.h"
 #include "paged_cache/cache_layout.h"
 #include "paged_cache/page_copy.h"
 #include "paged_cache/page_pool.h"
@@ -77,6 +78,12 @@ class PrefixIndex final : public DropListener {
   // From now on every node has a file key (page_file_format.h). REQUIRES: there are no nodes.
   void KeepFileKeys() { keeps_file_keys_ = true; }
   const Sha256Digest& file_key(NodeId node) const { return file_keys_[static_cast<size_t>(node)]; }
+
+  // From now on `events` hears of what is stored and removed; null: nobody does.
+  void set_events(CacheEventLog* events) { events_ = events; }
+  // All that is stored now.
+  void TellAll(CacheEventLog& log) const;
+  CacheEventLog::Block EventBlock(NodeId node, size_t group) const;
 
   // The root of `key`; the same for equal keys while it is known. With keep = false its pages
   // become blank, not cached, when their last owner goes. An idle root that was forgotten comes
@@ -210,6 +217,7 @@ class PrefixIndex final : public DropListener {
   RootId AddRoot(RootId id, std::string_view key, bool keep, bool named,
                  std::string_view cache_salt);
   NodeId NewNode(NodeId parent, RootId root);
+  void Tell(NodeId node, size_t group, CacheTier tier, bool stored);
   bool Demote(NodeId node, size_t group, PageId page, DropReason reason);
   void DetachSubtree(NodeId top, DropReason reason);
   bool FreeIfUnused(NodeId node);
@@ -240,6 +248,7 @@ class PrefixIndex final : public DropListener {
   bool keeps_file_keys_ = false;
   std::vector<Sha256Digest> file_keys_;  // [nodes] if they are kept
   OnHostEvict on_host_evict_;
+  CacheEventLog* events_ = nullptr;
   std::vector<NodeId> subtree_;  // scratch of DetachSubtree
   // Attached nodes but roots, by KeyOf.
   absl::flat_hash_map<uint64_t, NodeId, absl::Hash<uint64_t>, std::equal_to<>,

@@ -190,6 +190,10 @@ void Engine::PublishEvents() {
     const std::lock_guard lock(snapshot_mutex_);
     std::swap(snapshot_, next);
   }
+  if (on_cache_events_ != nullptr) {
+    CacheEvents cache = scheduler_.blocks().TakeEvents();
+    if (!cache.empty()) on_cache_events_(std::move(cache));
+  }
   if (!events_.empty()) publish_(events_);
   events_.clear();
 }

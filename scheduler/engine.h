@@ -17,6 +17,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/bounded_queue.h"
@@ -71,6 +72,12 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // What of the cache has become findable in a step, and what has ceased to be; handed over before
+  // the step's token events. Engine thread; must not block. REQUIRES: before Start, and events are
+  // enabled in the block manager.
+  using OnCacheEvents = std::function<void(CacheEvents)>;
+  void set_on_cache_events(OnCacheEvents on_events) { on_cache_events_ = std::move(on_events); }
+
   void Start();
 
   // Any thread. Takes one of max_queued_requests places; false if there is none (the edge answers
@@ -119,6 +126,7 @@ class Engine {
   Executor& executor_;
   const Publish publish_;
   const OnFatal on_fatal_;
+  OnCacheEvents on_cache_events_;
 
   std::atomic<bool> accepting_{false};
   std::atomic<int32_t> max_queued_;  // of the scheduler's options

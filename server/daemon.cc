@@ -3,10 +3,13 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "sampling/grammar_vocabulary.h"
+#include "server/events/kv_event_hub.h"
+#include "server/events/kv_event_publisher.h"
 #include "server/scheduling.h"
 
 namespace quire {
@@ -25,6 +28,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
   scheduling.rope_regime = parts.rope_regime;
   RETURN_IF_ERROR(Validate(scheduling));
   std::unique_ptr<Daemon> self(new Daemon(std::move(parts), std::move(scheduling)));
+  RETURN_IF_ERROR(self->StartKvEvents());
   self->edge_.Start(self->engine_);
   self->engine_.Start();
   // The first snapshot, so that who asks before the first request sees the pool.
@@ -83,6 +87,54 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
 
 Daemon::~Daemon() { Stop(); }
 
+absl::Status Daemon::StartKvEvents() {
+  const ServerOptions& o = parts_.facts.options;
+  if (!o.kv_events) return absl::OkStatus();
+  BlockManager& blocks = *parts_.blocks;
+  const CacheLayout& layout = blocks.layout();
+  if (std::none_of(layout.groups.begin(), layout.groups.end(),
+                   [&](const GroupLayout& g) { return HasEvents(g.group, layout.block_size); })) {
+    return InvalidArgument(
+        "kv_events=true is not for this model: none of its caches holds keys and values by token; "
+        "set kv_events=false");
+  }
+  kv_events_ = std::make_unique<KvEventHub>(
+      KvEventHub::Options{.buffer_batches = static_cast<size_t>(o.kv_events_buffer_steps)},
+      MakeKvEventFacts(layout));
+  kv_events_->UseSnapshots([this](std::function<void(CacheEvents)> done) {
+    return engine_.PostAdminCall({[this, done = std::move(done)](Scheduler& scheduler) {
+      CacheEvents before = scheduler.blocks().TakeEvents();
+      if (!before.empty()) kv_events_->Publish(std::move(before));
+      done(scheduler.blocks().SnapshotEvents());
+    }});
+  });
+  if (!o.kv_events_endpoint.empty()) {
+    ASSIGN_OR_RETURN(
+        kv_event_publisher_,
+        KvEventPublisher::Start(*kv_events_, {.endpoint = o.kv_events_endpoint,
+                                              .replay_endpoint = o.kv_events_replay_endpoint,
+                                              .topic = o.kv_events_topic,
+                                              .hwm = o.kv_events_hwm,
+                                              .max_queue_size = o.kv_events_max_queue_size,
+                                              .replay_hwm = o.kv_events_buffer_steps + 1,
+                                              .format = {.encoding = o.kv_events_encoding == "array"
+                                                                         ? KvEventEncoding::kArray
+                                                                         : KvEventEncoding::kMap,
+                                                         .int_hashes = o.kv_events_int_hashes}}));
+    spdlog::info("KV events at {}, replays at {}",
+                 kv_event_publisher_->bound_endpoint().empty()
+                     ? o.kv_events_endpoint
+                     : kv_event_publisher_->bound_endpoint(),
+                 kv_event_publisher_->bound_replay_endpoint().empty()
+                     ? std::string("none")
+                     : kv_event_publisher_->bound_replay_endpoint());
+  }
+  blocks.EnableEvents();
+  engine_.set_on_cache_events(
+      [this](CacheEvents events) { kv_events_->Publish(std::move(events)); });
+  return absl::OkStatus();
+}
+
 void Daemon::Drain(std::chrono::milliseconds timeout) {
   server_->SetServing(false);
   edge_.Drain(Clock::now() + timeout, [this] { SetDone(absl::OkStatus()); });
@@ -108,6 +160,7 @@ void Daemon::Stop() {
   if (server_ != nullptr) server_->Shutdown(kGrace);  // needs edge and engine
   engine_.Drain(Clock::time_point::min());
   engine_.Join();
+  if (kv_events_ != nullptr) kv_events_->Close();
   edge_.Stop();  // after the engine's last events and the last reactor's end
 }
 

@@ -26,6 +26,9 @@
 
 namespace quire {
 
+class KvEventHub;
+class KvEventPublisher;
+
 class Daemon {
  public:
   struct Parts {
@@ -47,6 +50,9 @@ class Daemon {
   Edge& edge() { return edge_; }
   const Engine& engine() const { return engine_; }
   const ServerFacts& facts() const { return parts_.facts; }
+  // Null without the option kv_events.
+  KvEventHub* kv_events() const { return kv_events_.get(); }
+  const KvEventPublisher* kv_event_publisher() const { return kv_event_publisher_.get(); }
 
   // Health says NOT_SERVING, nothing new is accepted, what runs may end until `timeout` has passed.
   // Any thread; a second call shortens the time.
@@ -59,17 +65,20 @@ class Daemon {
  private:
   explicit Daemon(Parts parts, SchedulerOptions options);
   void SetDone(absl::Status status);
+  absl::Status StartKvEvents();
 
   Parts parts_;
   NgramProposer ngram_;
   SuffixProposer suffix_;
   Scheduler scheduler_;
+  std::unique_ptr<KvEventHub> kv_events_;  // outlives all who read it
   Edge edge_;
   Engine engine_;
   GrammarWorker grammars_;
   FrontDoor door_;
   GenerationService generation_;
   AdminService admin_;
+  std::unique_ptr<KvEventPublisher> kv_event_publisher_;
   std::unique_ptr<GrpcServer> server_;
 
   std::mutex mutex_;

@@ -202,6 +202,16 @@ absl::Status Validate(const ServerOptions& o) {
         "host_cache_memory_bytes, too",
         o.cache_directory_bytes);
   }
+  if (o.kv_events && !o.enable_prefix_caching) {
+    return InvalidArgument(
+        "kv_events=true with enable_prefix_caching=false has nothing to tell; drop one");
+  }
+  if (o.kv_events && o.kv_events_endpoint.empty() && !o.kv_events_replay_endpoint.empty()) {
+    return InvalidArgument(
+        "kv_events_replay_endpoint={} without a kv_events_endpoint has nothing to repeat; set the "
+        "latter, too",
+        o.kv_events_replay_endpoint);
+  }
   if (o.max_model_len == 1) {
     return InvalidArgument(
         "max_model_len=1 leaves no room for a prompt and a new token; 2 is least");

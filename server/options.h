@@ -85,6 +85,16 @@ struct ServerOptions {
   int64_t max_message_bytes = 16 << 20;
   int64_t max_stream_buffer_bytes = 1 << 20;
   double drain_timeout_s = 30;
+  // Who is told what is cached.
+  bool kv_events = false;
+  std::string kv_events_endpoint = "tcp://*:5557";
+  std::string kv_events_replay_endpoint;
+  std::string kv_events_topic;
+  int32_t kv_events_buffer_steps = 10'000;
+  int32_t kv_events_hwm = 100'000;
+  int32_t kv_events_max_queue_size = 100'000;
+  std::string kv_events_encoding = "map";
+  bool kv_events_int_hashes = true;
   std::string log_level = "info";
 
   // visit(OptionInfo, member)
@@ -263,6 +273,39 @@ struct ServerOptions {
     visit(OptionInfo{"drain_timeout_s", "seconds",
                      "for running requests to end after SIGTERM, before they are cut", 0, 86400},
           o.drain_timeout_s);
+    visit(OptionInfo{"kv_events", "true or false",
+                     "tell routers and indexers what the cache holds; see docs/events.md"},
+          o.kv_events);
+    visit(OptionInfo{"kv_events_endpoint", "ZeroMQ endpoint",
+                     "of KV events: bound if it has a * or :: in it, else connected to; empty: "
+                     "by gRPC only"},
+          o.kv_events_endpoint);
+    visit(OptionInfo{"kv_events_replay_endpoint", "ZeroMQ endpoint",
+                     "where missed KV events are asked for, bound; empty: none"},
+          o.kv_events_replay_endpoint);
+    visit(OptionInfo{"kv_events_topic", "text",
+                     "first frame of KV events, such as kv@<pod>@<model> for llm-d"},
+          o.kv_events_topic);
+    visit(OptionInfo{"kv_events_buffer_steps", "batches", "of KV events kept for who missed them",
+                     1, 1'000'000},
+          o.kv_events_buffer_steps);
+    visit(OptionInfo{"kv_events_hwm", "batches",
+                     "of KV events that wait for one slow ZeroMQ subscriber", 1, 10'000'000},
+          o.kv_events_hwm);
+    visit(OptionInfo{"kv_events_max_queue_size", "batches",
+                     "of KV events that wait to be sent over ZeroMQ", 1, 10'000'000},
+          o.kv_events_max_queue_size);
+    visit(OptionInfo{"kv_events_encoding",
+                     "form",
+                     "of an event: a map, as vLLM writes it, or an array, for older readers",
+                     0,
+                     0,
+                     {},
+                     "map|array"},
+          o.kv_events_encoding);
+    visit(OptionInfo{"kv_events_int_hashes", "true or false",
+                     "block hashes in KV events are 64-bit numbers; false: all their bytes"},
+          o.kv_events_int_hashes);
     visit(OptionInfo{"log_level",
                      "level",
                      "of the log on standard error",

@@ -50,6 +50,7 @@ struct ModelOptions {
   std::vector<int32_t> num_pages = {6};  // per pool, usable
   std::vector<int32_t> num_host;         // per pool; empty: no host tier
   BlockManagerOptions manager;
+  bool salts = false;  // a root's name is its cache salt, too
 };
 
 // Tables of two groups of equal pages, and so on: all with pages of two tokens.
@@ -102,6 +103,10 @@ class CacheModel {
   // Without: operations only, to come cheaply to a state that has been checked before.
   void set_checks(bool on) { checks_ = on; }
 
+  RootId InternRoot(const std::string& root, bool keep) {
+    return manager_->InternRoot(root, keep, options_.salts ? root : std::string());
+  }
+
   void Append(ModelSeq& s, TokenId token) {
     s.numbers.push_back(PrefixNumber(s.numbers.empty() ? 0 : s.numbers.back(), s.root, token));
     s.tokens.push_back(token);
@@ -115,8 +120,7 @@ class CacheModel {
     for (const TokenId token : tokens) Append(s, token);
     ExtendChain(s.tokens, kSize, s.chain);
     const int32_t promised = Promised(s);
-    PrefixHit hit =
-        manager_->MatchPrefix(manager_->InternRoot(root, keep), s.tokens, s.chain, spec);
+    PrefixHit hit = manager_->MatchPrefix(InternRoot(root, keep), s.tokens, s.chain, spec);
     EXPECT_EQ(hit.num_tokens % kSize, 0);
     EXPECT_GE(hit.num_tokens, promised) << "a live sequence has these pages";
     hit_tokens_ += hit.num_tokens;
@@ -210,7 +214,7 @@ class CacheModel {
   }
   void SwapIn(ModelSeq& s, bool keep) {
     std::optional<PrefixHit> hit =
-        manager_->SwapIn(manager_->InternRoot(s.root, keep), s.tokens, s.chain, *s.swapped, s.spec);
+        manager_->SwapIn(InternRoot(s.root, keep), s.tokens, s.chain, *s.swapped, s.spec);
     TakeOps();
     RunOps();
     if (!hit) return;

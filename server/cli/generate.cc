@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "clients/cpp/generation_client.h"
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/cli/client.h"
 #include "server/cli/commands.h"
+#include "server/grpc/status.h"
 
 namespace quire {
 namespace {
@@ -154,20 +156,16 @@ int RunGenerate(GenerateOptions& o) {
   }
   const absl::StatusOr<pb::GenerateRequest> request = ToRequest(o);
   if (!request.ok()) return Fail(kExitFailed, Message(request.status()).c_str());
-  const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(o.address.Connect());
-  grpc::ClientContext context;
+  GenerationClient client(o.address.Connect());
+  GenerationClient::Timeout timeout;
   if (o.timeout_s > 0) {
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1e3)));
+    timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1e3));
   }
-  const std::unique_ptr<grpc::ClientReader<pb::GenerateEvent>> reader =
-      stub->Generate(&context, *request);
   const int32_t n = std::max(o.n.value_or(1), o.num_return_sequences.value_or(1));
   std::vector<std::string> outputs;  // several are printed one after the other, at the end
   std::vector<std::string> scores;
-  pb::GenerateEvent event;
   pb::GenerateEvent last;
-  while (reader->Read(&event)) {
+  const auto print = [&](const pb::GenerateEvent& event) {
     if (event.has_delta()) {
       if (n <= 1) {
         std::fwrite(event.delta().text().data(), 1, event.delta().text().size(), stdout);
@@ -182,13 +180,14 @@ int RunGenerate(GenerateOptions& o) {
       scores.push_back(fmt::format("{:.4f}", event.finished().score()));
     }
     if (event.has_usage()) last = event;
-  }
+    return true;
+  };
+  const absl::Status status = client.Stream(*request, print, timeout);
   for (size_t i = 0; i < outputs.size(); ++i) fmt::print("[{}] {}\n", i, outputs[i]);
   if (n <= 1) std::fputc('\n', stdout);
-  const grpc::Status status = reader->Finish();
   if (o.stats && last.has_usage()) PrintStats(last);
   if (o.stats && !scores.empty()) fmt::print(stderr, "scores {}\n", fmt::join(scores, ", "));
-  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
+  if (!status.ok()) return Fail(kExitFailed, Explain(ToGrpc(status), o.address).c_str());
   return 0;
 }
 

@@ -19,6 +19,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 BINARY = os.environ["QUIRE_BINARY"]
 MODEL = os.environ["QUIRE_SMOLLM2"]
 STUBS = pathlib.Path(os.environ["QUIRE_STUBS"])
+# The Python that renders chat templates: of a test that runs in an environment of its own, another.
+TEMPLATE_PYTHON = os.environ.get("QUIRE_TEMPLATE_PYTHON", sys.executable)
 REFERENCE = pathlib.Path(__file__).resolve().parent.parent / "reference"
 sys.path.insert(0, str(STUBS))
 
@@ -51,7 +53,8 @@ class Daemon:
     def __init__(self, *args, model=MODEL):
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
-            [BINARY, "serve", "--model", model, "--port", "0", "--python", sys.executable, *args],
+            [BINARY, "serve", "--model", model, "--port", "0", "--python", TEMPLATE_PYTHON,
+             *args],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment())
         self.port = self._wait_until_ready()
         self.channel = self.connect()
