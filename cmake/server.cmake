@@ -33,7 +33,7 @@ target_link_libraries(proto PUBLIC gRPC::grpc++ protobuf::libprotobuf)
 set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 
 quire_module(server DEPS models scheduler tokenizer sampling bench base proto gRPC::grpc++
-             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11)
+             gRPC::grpc++_reflection Boost::headers OpenSSL::SSL spdlog::spdlog yaml-cpp CLI11::CLI11)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 
