@@ -1,4 +1,4 @@
-# docker build -t quire . && docker run -p 50051:50051 quire
+# docker build -t quire . && docker run -p 50051:50051 -p 8000:8000 quire
 # The same steps as `make run` on a fresh Debian 12; the model is part of the image.
 FROM debian:bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends make git ca-certificates && rm -rf /var/lib/apt/lists/*
@@ -15,7 +15,7 @@ RUN apt-get update && grep -v '^#' /tmp/debian-packages-runtime.txt | xargs apt-
 COPY --from=build /src/build/release/quire /usr/local/bin/quire
 COPY --from=build /src/build/models/SmolLM2-135M-Instruct.Q4_1.gguf /models/
 USER quire
-EXPOSE 50051
+EXPOSE 50051 8000
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["quire"]
 CMD ["serve", "--host", "0.0.0.0", "--model", "/models/SmolLM2-135M-Instruct.Q4_1.gguf"]

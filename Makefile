@@ -14,6 +14,7 @@ test: ## install what is missing, build and pass all tests
 	@deploy/fetch-model.sh >/dev/null
 	@deploy/fetch-xgrammar.sh >/dev/null
 	@deploy/client-venv.sh >/dev/null
+	@deploy/fetch-http-clients.sh >/dev/null
 	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --preset release

@@ -37,7 +37,8 @@ set_property(GLOBAL APPEND_STRING PROPERTY quire_layers "proto:\n")
 quire_module(clients DEPS base proto gRPC::grpc++)
 
 quire_module(server DEPS clients models scheduler tokenizer sampling bench base proto gRPC::grpc++
-             gRPC::grpc++_reflection Boost::headers spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
+             gRPC::grpc++_reflection Boost::headers OpenSSL::SSL
+             spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 

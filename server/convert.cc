@@ -55,13 +55,21 @@ absl::Status ReadIds(const Ids& ids, const ServedModel& model, std::string_view 
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RenderChat(const pb::ChatInput& chat, const ServedModel& model) {
-  if (model.render_chat == nullptr) return Annotate(model.no_chat, "chat");
-  if (chat.messages().empty()) return InvalidArgument("chat.messages is empty; give at least one");
-  if (static_cast<size_t>(chat.messages_size()) > kMaxChatMessages) {
-    return InvalidArgument("chat.messages has {} entries, limit is {}", chat.messages_size(),
-                           kMaxChatMessages);
+// The array for the template: as it came, or made of the plain messages.
+absl::StatusOr<std::string> ChatMessages(const pb::ChatInput& chat) {
+  size_t count = static_cast<size_t>(chat.messages_size());
+  if (!chat.messages_json().empty()) {
+    if (count > 0) return InvalidArgument("chat.messages and chat.messages_json are set; give one");
+    const absl::StatusOr<Json> messages = Json::Parse(chat.messages_json());
+    if (!messages.ok()) return Annotate(messages.status(), "chat.messages_json");
+    if (!messages->is_array()) return InvalidArgument("chat.messages_json is not a JSON array");
+    count = messages->size();
   }
+  if (count == 0) return InvalidArgument("chat.messages is empty; give at least one");
+  if (count > kMaxChatMessages) {
+    return InvalidArgument("chat.messages has {} entries, limit is {}", count, kMaxChatMessages);
+  }
+  if (!chat.messages_json().empty()) return chat.messages_json();
   JsonWriter messages;
   messages.BeginArray();
   for (const pb::ChatMessage& m : chat.messages()) {
@@ -73,21 +81,34 @@ absl::StatusOr<std::string> RenderChat(const pb::ChatInput& chat, const ServedMo
     messages.EndObject();
   }
   messages.EndArray();
+  return messages.text();
+}
+
+// JSON for the template, "" if not given. kind: of JSON, for the message.
+absl::StatusOr<std::string> ChatJson(const std::string& text, std::string_view field,
+                                     std::string_view kind) {
+  if (text.empty()) return std::string();
+  const absl::StatusOr<Json> json = Json::Parse(text);
+  if (!json.ok()) return Annotate(json.status(), field);
+  if (kind == "array" ? json->is_array() : json->is_object()) return text;
+  return InvalidArgument("{} is not a JSON {}", field, kind);
+}
+
+absl::StatusOr<std::string> RenderChat(const pb::ChatInput& chat, const ServedModel& model) {
+  if (model.render_chat == nullptr) return Annotate(model.no_chat, "chat");
   ChatPrompt request;
-  request.messages_json = messages.text();
+  ASSIGN_OR_RETURN(request.messages_json, ChatMessages(chat));
   request.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  if (!chat.tools_json().empty()) {
-    const absl::StatusOr<Json> tools = Json::Parse(chat.tools_json());
-    if (!tools.ok()) return Annotate(tools.status(), "chat.tools_json");
-    if (!tools->is_array()) return InvalidArgument("chat.tools_json is not a JSON array");
-    request.tools_json = chat.tools_json();
+  request.continue_final_message = chat.continue_final_message();
+  if (request.add_generation_prompt && request.continue_final_message) {
+    return InvalidArgument(
+        "chat.continue_final_message=true needs add_generation_prompt=false; set it");
   }
-  if (!chat.template_kwargs_json().empty()) {
-    const absl::StatusOr<Json> kwargs = Json::Parse(chat.template_kwargs_json());
-    if (!kwargs.ok()) return Annotate(kwargs.status(), "chat.template_kwargs_json");
-    if (!kwargs->is_object()) return InvalidArgument("chat.template_kwargs_json is not an object");
-    request.kwargs_json = chat.template_kwargs_json();
-  }
+  ASSIGN_OR_RETURN(request.tools_json, ChatJson(chat.tools_json(), "chat.tools_json", "array"));
+  ASSIGN_OR_RETURN(request.documents_json,
+                   ChatJson(chat.documents_json(), "chat.documents_json", "array"));
+  ASSIGN_OR_RETURN(request.kwargs_json,
+                   ChatJson(chat.template_kwargs_json(), "chat.template_kwargs_json", "object"));
   absl::StatusOr<std::string> text = model.render_chat(request);
   if (!text.ok()) return Annotate(text.status(), "chat");
   return text;

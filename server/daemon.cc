@@ -10,6 +10,7 @@
 #include "sampling/grammar_vocabulary.h"
 #include "server/events/kv_event_hub.h"
 #include "server/events/kv_event_publisher.h"
+#include "server/http/openai_api.h"
 #include "server/scheduling.h"
 
 namespace quire {
@@ -42,7 +43,29 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
                                       .port = options.port,
                                       .max_message_bytes = options.max_message_bytes},
                                      self->generation_, self->admin_));
+  RETURN_IF_ERROR(self->StartHttp());
   return self;
+}
+
+absl::Status Daemon::StartHttp() {
+  const ServerOptions& o = parts_.facts.options;
+  if (o.http_port < 0) return absl::OkStatus();
+  ApiSources sources;
+  sources.metrics = parts_.http.metrics;
+  sources.server_load = [this] { return int64_t{engine_.snapshot().scheduler.live_requests}; };
+  const auto ms = [](double seconds) { return static_cast<int64_t>(seconds * 1e3); };
+  ASSIGN_OR_RETURN(http_,
+                   HttpServer::Start({.host = o.http_host.empty() ? o.host : o.http_host,
+                                      .port = o.http_port,
+                                      .max_body_bytes = static_cast<size_t>(o.max_message_bytes),
+                                      .max_connections = o.http_max_connections,
+                                      .keepalive_ms = ms(o.http_keepalive_s),
+                                      .request_timeout_ms = ms(o.http_request_timeout_s),
+                                      .sse_keepalive_ms = ms(o.sse_keepalive_s),
+                                      .allowed_origins = o.http_allowed_origins,
+                                      .hooks = parts_.http},
+                                     MakeOpenAiRouter(door_, http_ids_, std::move(sources))));
+  return absl::OkStatus();
 }
 
 Daemon::Daemon(Parts parts, SchedulerOptions options)
@@ -158,6 +181,7 @@ absl::Status Daemon::Wait() {
 void Daemon::Stop() {
   if (std::exchange(stopped_, true)) return;
   if (server_ != nullptr) server_->Shutdown(kGrace);  // needs edge and engine
+  if (http_ != nullptr) http_->Shutdown();
   engine_.Drain(Clock::time_point::min());
   engine_.Join();
   if (kv_events_ != nullptr) kv_events_->Close();

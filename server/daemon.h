@@ -1,4 +1,4 @@
-// server/daemon.h -- scheduler, engine, edge and gRPC server, wired together.
+// server/daemon.h -- scheduler, engine, edge, gRPC and HTTP server, wired together.
 //
 // `quire serve` gives it a loaded model; tests give it a fake executor. Start, Drain and Stop are
 // called from one thread; Drain also from the edge thread (signals).
@@ -22,6 +22,8 @@
 #include "server/front_door.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
+#include "server/http/generation_call.h"
+#include "server/http/http_server.h"
 #include "server/served_model.h"
 
 namespace quire {
@@ -40,6 +42,7 @@ class Daemon {
     Executor* executor = nullptr;
     Proposer* draft = nullptr;  // guesses by a draft model; null = there is none
     CacheControl cache;
+    HttpHooks http;
   };
 
   // Listens and serves when it returns. ERRORS: kUnavailable (port), kInvalidArgument (limits).
@@ -47,6 +50,8 @@ class Daemon {
   ~Daemon();
 
   int32_t port() const { return server_->port(); }
+  // 0: HTTP is off.
+  int32_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
   Edge& edge() { return edge_; }
   const Engine& engine() const { return engine_; }
   const ServerFacts& facts() const { return parts_.facts; }
@@ -66,6 +71,7 @@ class Daemon {
   explicit Daemon(Parts parts, SchedulerOptions options);
   void SetDone(absl::Status status);
   absl::Status StartKvEvents();
+  absl::Status StartHttp();
 
   Parts parts_;
   NgramProposer ngram_;
@@ -80,6 +86,8 @@ class Daemon {
   AdminService admin_;
   std::unique_ptr<KvEventPublisher> kv_event_publisher_;
   std::unique_ptr<GrpcServer> server_;
+  IdsInUse http_ids_;
+  std::unique_ptr<HttpServer> http_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -111,14 +111,17 @@ absl::Status StartChatTemplate(const ServerOptions& options, ServedModel& served
   } else {
     ASSIGN_OR_RETURN(chat.template_text, ReadFile(options.chat_template));
   }
+  served.chat_template = chat.template_text;
   chat.special_tokens = served.tokenizer->special_tokens();
   chat.python = options.python;
   ASSIGN_OR_RETURN(std::shared_ptr<ChatTemplate> started, ChatTemplate::Create(std::move(chat)));
   served.render_chat = [started = std::move(started)](const ChatPrompt& prompt) {
     return started->Render({.messages_json = prompt.messages_json,
                             .tools_json = prompt.tools_json,
+                            .documents_json = prompt.documents_json,
                             .kwargs_json = prompt.kwargs_json,
-                            .add_generation_prompt = prompt.add_generation_prompt});
+                            .add_generation_prompt = prompt.add_generation_prompt,
+                            .continue_final_message = prompt.continue_final_message});
   };
   return absl::OkStatus();
 }

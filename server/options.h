@@ -84,6 +84,13 @@ struct ServerOptions {
   int32_t port = 50051;
   int64_t max_message_bytes = 16 << 20;
   int64_t max_stream_buffer_bytes = 1 << 20;
+  std::string http_host;
+  int32_t http_port = 8000;
+  std::string http_allowed_origins;
+  int32_t http_max_connections = 8192;
+  double http_keepalive_s = 75;
+  double http_request_timeout_s = 30;
+  double sse_keepalive_s = 15;
   double drain_timeout_s = 30;
   // Who is told what is cached.
   bool kv_events = false;
@@ -270,6 +277,26 @@ struct ServerOptions {
                      "kept for a client that reads slowly, before its request is cancelled", 4096,
                      kMaxInt},
           o.max_stream_buffer_bytes);
+    visit(OptionInfo{"http_host", "address", "to listen on for HTTP; empty: as host"}, o.http_host);
+    visit(OptionInfo{"http_port", "TCP port", "of HTTP; 0: any free one, -1: no HTTP", -1, 65535},
+          o.http_port);
+    visit(OptionInfo{"http_allowed_origins", "origins",
+                     "whose web pages may call, separated by commas; *: all; empty: none"},
+          o.http_allowed_origins);
+    visit(OptionInfo{"http_max_connections", "connections",
+                     "of HTTP at the same time; one more is closed", 1, 1 << 20},
+          o.http_max_connections);
+    visit(OptionInfo{"http_keepalive_s", "seconds",
+                     "that an HTTP connection without a request stays open", 0.1, 86400},
+          o.http_keepalive_s);
+    visit(
+        OptionInfo{"http_request_timeout_s", "seconds",
+                   "for the head of an HTTP request to arrive, and again for its body", 0.1, 86400},
+        o.http_request_timeout_s);
+    visit(OptionInfo{"sse_keepalive_s", "seconds",
+                     "without an event after which a comment is sent on an HTTP stream; 0: none", 0,
+                     86400},
+          o.sse_keepalive_s);
     visit(OptionInfo{"drain_timeout_s", "seconds",
                      "for running requests to end after SIGTERM, before they are cut", 0, 86400},
           o.drain_timeout_s);

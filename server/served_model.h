@@ -16,10 +16,12 @@ namespace quire {
 
 // A conversation for the chat template, as checked JSON; empty = not given.
 struct ChatPrompt {
-  std::string messages_json;  // array of {"role", "content"}
-  std::string tools_json;     // array
-  std::string kwargs_json;    // object: further variables of the template
+  std::string messages_json;   // array of {"role", "content", ...}
+  std::string tools_json;      // array
+  std::string documents_json;  // array
+  std::string kwargs_json;     // object: further variables of the template
   bool add_generation_prompt = true;
+  bool continue_final_message = false;
 };
 
 struct ServedModel {
@@ -28,6 +30,8 @@ struct ServedModel {
   // Thread-safe. Null if there is no chat template or nothing to run it: `no_chat` tells why.
   std::function<absl::StatusOr<std::string>(const ChatPrompt&)> render_chat;
   absl::Status no_chat;
+  // The template itself: how the model writes calls of tools is told by it. Empty: none.
+  std::string chat_template;
   int32_t vocab_size = 0;
   int32_t max_model_len = 0;
   int32_t default_max_tokens = 0;  // 0 = what is left of max_model_len

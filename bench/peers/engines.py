@@ -87,7 +87,7 @@ class Quire(Engine):
             sys.path.insert(0, stubs)
         from quire.v1 import quire_pb2, quire_pb2_grpc
         self.pb = quire_pb2
-        self.spawn([needed("QUIRE_BINARY"), "serve", "--model", self.model, "--port", "0",
+        self.spawn([needed("QUIRE_BINARY"), "serve", "--model", self.model, "--port", "0", "--http-port", "0",
                     "--num-threads", str(THREADS), *self.args], stdout=subprocess.PIPE,
                    env={k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")})
         timer = threading.Timer(START_S, self.process.kill)

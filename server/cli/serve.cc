@@ -162,8 +162,14 @@ void Announce(const Daemon& daemon, const ServedModel& model, const std::string&
   const std::string where = (host == "127.0.0.1" || host == "0.0.0.0" || host == "localhost")
                                 ? ""
                                 : fmt::format(" --host {}", host);
-  fmt::print("{} is ready ({}, {}). Try:\n  {} generate{} --port {} {}\"Why is the sky blue?\"\n",
-             model.name, facts.weight_format, facts.attention, program_invocation_name, where,
+  std::string http;
+  if (daemon.http_port() > 0) {
+    const std::string& http_host = facts.options.http_host.empty() ? host : facts.options.http_host;
+    http = fmt::format(", OpenAI's API at http://{}:{}/v1",
+                       http_host == "0.0.0.0" ? "127.0.0.1" : http_host, daemon.http_port());
+  }
+  fmt::print("{} is ready ({}, {}){}. Try:\n  {} generate{} --port {} {}\"Why is the sky blue?\"\n",
+             model.name, facts.weight_format, facts.attention, http, program_invocation_name, where,
              daemon.port(), model.render_chat == nullptr ? "--raw " : "");
   std::fflush(stdout);
 }
@@ -209,6 +215,11 @@ int Serve(const ServerOptions& options) {
   LogOptions(options);
   if (const absl::Status port = CheckPort(options.host, options.port); !port.ok()) {
     return failed(port);
+  }
+  if (options.http_port >= 0) {
+    const absl::Status port = HttpServer::CheckPort(
+        options.http_host.empty() ? options.host : options.http_host, options.http_port);
+    if (!port.ok()) return failed(port);
   }
   absl::StatusOr<LoadedModel> loaded = LoadModel(options);
   if (!loaded.ok()) return failed(loaded.status());
@@ -267,7 +278,8 @@ int RunServe(const ServeOptions& serve) {
 
 Subcommand MakeServe(CLI::App& parent) {
   auto serve = std::make_shared<ServeOptions>();
-  CLI::App* const app = parent.add_subcommand("serve", "load a model and serve it over gRPC");
+  CLI::App* const app =
+      parent.add_subcommand("serve", "load a model and serve it over gRPC and HTTP");
   app->add_flag("--check-config", serve->check_config,
                 "check all options, print them and leave; reads no model");
   serve->flags.Add(*app, {"--check-config"});

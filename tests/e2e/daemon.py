@@ -53,7 +53,8 @@ class Daemon:
     def __init__(self, *args, model=MODEL):
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
-            [BINARY, "serve", "--model", model, "--port", "0", "--python", TEMPLATE_PYTHON,
+            [BINARY, "serve", "--model", model, "--port", "0", "--http-port", "0",
+             "--python", TEMPLATE_PYTHON,
              *args],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment())
         self.port = self._wait_until_ready()
@@ -71,6 +72,8 @@ class Daemon:
                 found = re.search(r"quire generate .*--port (\d+)", line)
                 if found:
                     self.announcement = "".join(lines)
+                    http = re.search(r"http://\S+:(\d+)/v1", self.announcement)
+                    self.http_port = int(http[1]) if http else 0
                     return int(found[1])
         finally:
             timer.cancel()

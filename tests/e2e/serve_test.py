@@ -35,7 +35,7 @@ class RefusalTest(unittest.TestCase):
             self.assertIn(part, errors[0])
 
     def serve(self, *args, **kwargs):
-        return run("serve", "--port", "0", "--python", sys.executable, *args, **kwargs)
+        return run("serve", "--port", "0", "--http-port", "0", "--python", sys.executable, *args, **kwargs)
 
     def write(self, name, data):
         path = self.path / name
@@ -181,7 +181,8 @@ class ServeTest(unittest.TestCase):
                 self.assertEqual(daemon.wait(), 0)
 
     def test_signal_while_loading(self):
-        process = subprocess.Popen([BINARY, "serve", "--model", MODEL, "--port", "0"],
+        process = subprocess.Popen([BINARY, "serve", "--model", MODEL, "--port", "0",
+                                    "--http-port", "0"],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                    env=environment())
         line = process.stderr.readline()

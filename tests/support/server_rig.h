@@ -146,6 +146,7 @@ struct RigOptions {
   RigOptions() {
     server.model = "scripted";
     server.port = 0;
+    server.http_port = 0;
     server.block_size = 8;
     server.max_num_seqs = 16;
     server.max_num_batched_tokens = 64;
