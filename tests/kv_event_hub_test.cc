@@ -127,7 +127,9 @@ TEST(KvEventHub, LargeStepsAreSplitAlongTheChain) {
     const CacheEvents::Event& e = batch->events.events[0];
     EXPECT_LE(e.num_blocks, 8192);
     EXPECT_EQ(e.has_parent, i > 0);
-    if (i > 0) EXPECT_EQ(e.parent.lo, next_hash - 1);
+    if (i > 0) {
+      EXPECT_EQ(e.parent.lo, next_hash - 1);
+    }
     EXPECT_EQ(batch->events.salts.at(static_cast<size_t>(e.salt)), "tenant");
     ASSERT_EQ(batch->events.tokens.size(), 2u * static_cast<size_t>(e.num_blocks));
     for (int32_t b = 0; b < e.num_blocks; ++b, ++next_hash) {

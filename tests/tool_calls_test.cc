@@ -182,7 +182,9 @@ TEST(ToolCalls, RandomTextsAreTheSameHoweverTheyAreCut) {
          {ToolFormat::kHermes, ToolFormat::kMistral, ToolFormat::kLlama3, ToolFormat::kArray}) {
       const Found whole = Parse(format, text, 0);
       with_calls += !whole.calls.empty();
-      if (whole.calls.empty()) EXPECT_EQ(whole.text, text) << static_cast<int>(format);
+      if (whole.calls.empty()) {
+        EXPECT_EQ(whole.text, text) << static_cast<int>(format);
+      }
       EXPECT_EQ(Parse(format, text, 1), whole) << text << " format " << static_cast<int>(format);
       EXPECT_EQ(Parse(format, text, 2 + static_cast<unsigned>(i)), whole) << text;
     }
