@@ -3,6 +3,7 @@
 if(QUIRE_SERVER)
   quire_test(options_test DEPS server)
   quire_test(branch_text_test DEPS server)
+  quire_test(heap_trimmer_test DEPS server)
   foreach(name server_test server_refusals_test server_faults_test server_soak_test server_admin_test
           server_admin_actions_test server_admin_units_test server_decoding_test server_guided_test)
     quire_test(${name} DEPS server TIMEOUT 600)
@@ -30,7 +31,7 @@ if(QUIRE_SERVER)
   else()
     set(smollm2 ${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf)
   endif()
-  foreach(name generate decoding guided serve admin)
+  foreach(name generate decoding guided serve admin abuse)
     add_test(NAME e2e_${name}_test
       COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}_test.py)
     set_tests_properties(e2e_${name}_test PROPERTIES TIMEOUT 900 ENVIRONMENT

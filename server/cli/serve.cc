@@ -1,6 +1,7 @@
 // server/cli/serve.cc -- `quire serve`: the daemon from its options to its exit.
 #include <errno.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include "server/cli/commands.h"
 #include "server/cli/option_flags.h"
 #include "server/daemon.h"
+#include "server/heap_trimmer.h"
 #include "server/load_model.h"
 #include "server/log.h"
 #include "server/version.h"
@@ -266,7 +268,18 @@ void PrintAsYaml(const ServerOptions& options) {
   });
 }
 
+// What a large message took goes back to the system when it is freed. By itself glibc would keep
+// it: its limit for blocks of their own rises to the largest one freed, and each thread's heap
+// stays as large as it ever was (mallopt(3), M_MMAP_THRESHOLD).
+void KeepHeapsSmall() {
+  ::mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  ::mallopt(M_TRIM_THRESHOLD, 4 << 20);
+  ::mallopt(M_ARENA_MAX, 4);  // few heaps with holes, not one for each thread of gRPC
+}
+
 int RunServe(const ServeOptions& serve) {
+  KeepHeapsSmall();
+  const HeapTrimmer trimmer;
   const absl::StatusOr<ServerOptions> options = serve.flags.Load();
   if (!options.ok()) return Fail(kExitUsage, Message(options.status()).c_str());
   if (!serve.check_config) return Serve(*options);
