@@ -255,7 +255,9 @@ void Connection::Dispatch() {
                                                        std::move(request_));
   request_ = {};
   if (route->is_open) return route->handler(std::move(exchange));
-  shared_->run_on_worker([route, exchange = std::move(exchange)] { route->handler(exchange); });
+  shared_->run_on_worker([self = shared_from_this(), route, exchange = std::move(exchange)] {
+    if (!self->closed_) route->handler(exchange);
+  });
 }
 
 // keep: the framing is known to be right, so that the connection may go on if there is no body.

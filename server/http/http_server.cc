@@ -27,6 +27,7 @@ using asio::ip::tcp;
 
 constexpr int kIoThreads = 2;
 constexpr size_t kWorkers = 3;
+constexpr int kSendBuffer = 256 << 10;
 // After an accept that failed: no descriptor is free, and trying at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
@@ -157,6 +158,8 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   void Open(tcp::socket socket) {
     boost::system::error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    // The kernel would take megabytes for a reader that has stopped, and hide it from us.
+    socket.set_option(asio::socket_base::send_buffer_size(kSendBuffer), ignored);
     // Finds clients that vanished without closing.
     socket.set_option(asio::socket_base::keep_alive(true), ignored);
     std::unique_ptr<ByteStream> stream;
