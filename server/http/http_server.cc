@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_name.h"
 #include "server/http/connection.h"
 
 namespace quire {
@@ -100,11 +101,14 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   void Run() {
     RaiseDescriptorLimit();
     asio::post(strand_, [self = shared_from_this()] { self->Accept(); });
-    for (int i = 0; i < kIoThreads; ++i) threads_.emplace_back([this] { io_.run(); });
-  }
-
-  void StopAccepting() {
-    asio::post(strand_, [self = shared_from_this()] { self->CloseAcceptor(); });
+    for (size_t i = 0; i < kWorkers; ++i) {
+      asio::post(workers_, [] { SetThreadName("http-worker"); });
+    }
+    for (int i = 0; i < kIoThreads; ++i)
+      threads_.emplace_back([this] {
+        SetThreadName("http-io");
+        io_.run();
+      });
   }
 
   void Shutdown() {
@@ -212,7 +216,6 @@ HttpServer::~HttpServer() { Shutdown(); }
 
 int32_t HttpServer::port() const { return impl_->port(); }
 int32_t HttpServer::num_connections() const { return impl_->num_connections(); }
-void HttpServer::StopAccepting() { impl_->StopAccepting(); }
 void HttpServer::Shutdown() { impl_->Shutdown(); }
 
 }  // namespace quire
