@@ -277,6 +277,7 @@ TEST(HttpDaemon, N04_AClientThatLeavesEndsItsWork) {
 TEST(HttpDaemon, N01_ASlowReaderIsCutAndNobodyElse) {
   RigOptions options;
   options.server.max_stream_buffer_bytes = 16 << 10;
+  options.num_blocks = 2048;
   HttpRig rig(options);
   // Logprobs make its events large.
   RawClient slow(rig.http_port(), /*receive_buffer=*/4096);

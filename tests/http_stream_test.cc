@@ -78,9 +78,9 @@ TEST(HttpStream, N04_AClientThatLeavesIsNoticed) {
       EXPECT_TRUE(Eventually([&] { return rig.num_gone == expected; }));
       stream->Write("data: to nobody\n\n");
       stream->End();
-      bool told = false;
+      std::atomic<bool> told{false};
       stream->WhenGone([&] { told = true; });
-      EXPECT_TRUE(Eventually([&] { return told; }));
+      EXPECT_TRUE(Eventually([&] { return told.load(); }));
     }
   }
   EXPECT_TRUE(Eventually([&] { return rig.server().num_connections() == 0; }));

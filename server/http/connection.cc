@@ -167,6 +167,11 @@ bool Connection::CheckHead() {
     Refuse(ErrorReply(400, "the header host is missing"));
     return false;
   }
+  // "5, 5" is legal to take and safer to refuse.
+  if (request_.Header("content-length").find_first_not_of("0123456789") != std::string_view::npos) {
+    Refuse(ErrorReply(400, "content-length is not a number"));
+    return false;
+  }
   const std::string encoding = Lower(head[http::field::transfer_encoding]);
   if (!encoding.empty() && encoding != "chunked") {
     Refuse(ErrorReply(501, "transfer-encoding is none but chunked"));
@@ -255,7 +260,9 @@ void Connection::Dispatch() {
                                                        std::move(request_));
   request_ = {};
   if (route->is_open) return route->handler(std::move(exchange));
-  shared_->run_on_worker([route, exchange = std::move(exchange)] { route->handler(exchange); });
+  shared_->run_on_worker([self = shared_from_this(), route, exchange = std::move(exchange)] {
+    if (!self->closed_) route->handler(exchange);
+  });
 }
 
 // keep: the framing is known to be right, so that the connection may go on if there is no body.

@@ -137,18 +137,25 @@ absl::Status GenerationCall::Open(const std::string& engine_id) {
     admitted.push_back(std::move(next));
   }
   call_.requests.clear();
+  exchange_->Post([self = shared_from_this(),
+                   all = std::make_shared<std::vector<Admitted>>(std::move(admitted))] {
+    self->Begin(std::move(*all));
+  });
+  return absl::OkStatus();
+}
+
+void GenerationCall::Begin(std::vector<Admitted> admitted) {
+  if (call_.stream) exchange_->AnnounceStream({});
   for (size_t i = 0; i < admitted.size(); ++i) {
     sinks_.push_back(std::make_shared<PromptSink>(shared_from_this(), static_cast<int32_t>(i)));
     sinks_.back()->KeepAlive();
+    door_.Open(std::move(admitted[i]), sinks_.back().get());
   }
-  if (call_.stream) exchange_->AnnounceStream({});
-  for (size_t i = 0; i < admitted.size(); ++i) door_.Open(std::move(admitted[i]), sinks_[i].get());
   // After the edge knows of them: a client that has left already is told of behind that.
   exchange_->WhenGone([self = shared_from_this()] {
     self->over_ = true;
     self->Leave();
   });
-  return absl::OkStatus();
 }
 
 // Strand: nobody wants what is still running. The sinks stay until the edge has heard of it.

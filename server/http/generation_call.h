@@ -49,6 +49,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   absl::Status Open(const std::string& engine_id);
 
   // Strand of the connection.
+  void Begin(std::vector<Admitted> admitted);
   void Accepted(int32_t prompt, const RequestStats& stats);
   void PromptLogprobs(int32_t prompt, const std::vector<PromptLogprob>& logprobs);
   void Deltas(int32_t prompt, const Delta& delta);
@@ -61,10 +62,10 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   FrontDoor& door_;
   const ExchangePtr exchange_;
   OpenAiCall call_;
-  std::vector<std::shared_ptr<PromptSink>> sinks_;
-  size_t num_closed_ = 0;  // strand
-  bool over_ = false;      // strand: the answer is complete, or nobody wants it
-  bool sent_ = false;      // strand: a part of the stream
+  std::vector<std::shared_ptr<PromptSink>> sinks_;  // strand
+  size_t num_closed_ = 0;                           // strand
+  bool over_ = false;  // strand: the answer is complete, or nobody wants it
+  bool sent_ = false;  // strand: a part of the stream
 };
 
 }  // namespace quire

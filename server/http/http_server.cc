@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_name.h"
 #include "server/http/connection.h"
 
 namespace quire {
@@ -27,6 +28,7 @@ using asio::ip::tcp;
 
 constexpr int kIoThreads = 2;
 constexpr size_t kWorkers = 3;
+constexpr int kSendBuffer = 256 << 10;
 // After an accept that failed: no descriptor is free, and trying at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
@@ -99,11 +101,14 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   void Run() {
     RaiseDescriptorLimit();
     asio::post(strand_, [self = shared_from_this()] { self->Accept(); });
-    for (int i = 0; i < kIoThreads; ++i) threads_.emplace_back([this] { io_.run(); });
-  }
-
-  void StopAccepting() {
-    asio::post(strand_, [self = shared_from_this()] { self->CloseAcceptor(); });
+    for (size_t i = 0; i < kWorkers; ++i) {
+      asio::post(workers_, [] { SetThreadName("http-worker"); });
+    }
+    for (int i = 0; i < kIoThreads; ++i)
+      threads_.emplace_back([this] {
+        SetThreadName("http-io");
+        io_.run();
+      });
   }
 
   void Shutdown() {
@@ -157,6 +162,8 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   void Open(tcp::socket socket) {
     boost::system::error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    // The kernel would take megabytes for a reader that has stopped, and hide it from us.
+    socket.set_option(asio::socket_base::send_buffer_size(kSendBuffer), ignored);
     // Finds clients that vanished without closing.
     socket.set_option(asio::socket_base::keep_alive(true), ignored);
     std::unique_ptr<ByteStream> stream;
@@ -209,7 +216,6 @@ HttpServer::~HttpServer() { Shutdown(); }
 
 int32_t HttpServer::port() const { return impl_->port(); }
 int32_t HttpServer::num_connections() const { return impl_->num_connections(); }
-void HttpServer::StopAccepting() { impl_->StopAccepting(); }
 void HttpServer::Shutdown() { impl_->Shutdown(); }
 
 }  // namespace quire

@@ -63,8 +63,6 @@ class HttpServer {
 
   int32_t port() const;
   int32_t num_connections() const;
-  // Closes the port; connections stay.
-  void StopAccepting();
   // Closes everything; the clients of open streams see them cut. Returns when no handler runs.
   void Shutdown();
 

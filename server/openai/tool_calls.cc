@@ -140,6 +140,11 @@ bool ToolParser::Step(char c, std::vector<ToolPiece>& pieces) {
         return true;
       }
       if (in_array_ && c == ']') {
+        if (held_.find('[') != std::string::npos) {  // no call was in it
+          held_ += c;
+          GiveUp(pieces);
+          return true;
+        }
         held_.clear();
         in_array_ = false;
         state_ = State::kBehind;

@@ -183,7 +183,7 @@ class HttpTest(unittest.TestCase):
         for stream in (False, True):
             for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
                 named = choice != "required"
-                answer = self.chat(tools=TOOLS, tool_choice=choice, max_tokens=100, stream=stream,
+                answer = self.chat(tools=TOOLS, tool_choice=choice, max_tokens=200, stream=stream,
                                    parallel_tool_calls=False)
                 if stream:
                     _, calls, finish = join(answer)
@@ -357,7 +357,7 @@ class HttpTest(unittest.TestCase):
         """N04: curl is killed in the middle of a stream, and while it waits for a whole answer."""
         for stream in (True, False):
             before = self.daemon.admin.GetServerInfo(pb.GetServerInfoRequest()).requests.cancelled
-            body = json.dumps({"prompt": "Once", "max_tokens": 4000, "ignore_eos": True,
+            body = json.dumps({"prompt": "Once", "max_tokens": 1500, "ignore_eos": True,
                                "stream": stream})
             client = subprocess.Popen(["curl", "-sN", "-H", "content-type: application/json", "-d",
                                        body, self.base + "/v1/completions"],
