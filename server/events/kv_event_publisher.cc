@@ -65,7 +65,9 @@ bool Send(void* socket, std::initializer_list<std::string_view> frames) {
   size_t left = frames.size();
   for (const std::string_view frame : frames) {
     const int more = --left > 0 ? ZMQ_SNDMORE : 0;
-    if (zmq_send(socket, frame.data(), frame.size(), more | ZMQ_DONTWAIT) < 0) return false;
+    while (zmq_send(socket, frame.data(), frame.size(), more | ZMQ_DONTWAIT) < 0) {
+      if (zmq_errno() != EINTR) return false;
+    }
   }
   return true;
 }
@@ -77,7 +79,10 @@ bool Receive(void* socket, std::vector<std::string>& frames) {
   for (bool more = true; more;) {
     zmq_msg_t part;
     zmq_msg_init(&part);
-    if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) {
+    int received = -1;
+    do received = zmq_msg_recv(&part, socket, ZMQ_DONTWAIT);
+    while (received < 0 && zmq_errno() == EINTR);
+    if (received < 0) {
       zmq_msg_close(&part);
       return false;
     }
