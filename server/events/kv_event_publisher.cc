@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -175,6 +177,7 @@ absl::Status KvEventPublisher::Subscribe(const KvEventHub::Start& start) {
 }
 
 void KvEventPublisher::Loop() {
+  SetThreadName("quire-events");
   const Sockets& s = *sockets_;
   SendNew();
   while (!stop_) {
