@@ -337,7 +337,7 @@ struct Published {
 };
 
 TEST(KvEventPublisher, FramesAreTopicNumberAndPayload) {
-  Published p(100);
+  Published p(1'000'000);
   Client client(ZMQ_SUB, p.publisher->bound_endpoint());
   // A subscription takes its time to arrive: numbers below its first message are lost, none after.
   std::vector<std::string> message;

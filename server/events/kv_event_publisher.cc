@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_name.h"
+
 namespace quire {
 namespace {
 
@@ -65,7 +67,9 @@ bool Send(void* socket, std::initializer_list<std::string_view> frames) {
   size_t left = frames.size();
   for (const std::string_view frame : frames) {
     const int more = --left > 0 ? ZMQ_SNDMORE : 0;
-    if (zmq_send(socket, frame.data(), frame.size(), more | ZMQ_DONTWAIT) < 0) return false;
+    while (zmq_send(socket, frame.data(), frame.size(), more | ZMQ_DONTWAIT) < 0) {
+      if (zmq_errno() != EINTR) return false;
+    }
   }
   return true;
 }
@@ -77,7 +81,10 @@ bool Receive(void* socket, std::vector<std::string>& frames) {
   for (bool more = true; more;) {
     zmq_msg_t part;
     zmq_msg_init(&part);
-    if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) {
+    int received = -1;
+    do received = zmq_msg_recv(&part, socket, ZMQ_DONTWAIT);
+    while (received < 0 && zmq_errno() == EINTR);
+    if (received < 0) {
       zmq_msg_close(&part);
       return false;
     }
@@ -118,7 +125,8 @@ absl::StatusOr<std::unique_ptr<KvEventPublisher>> KvEventPublisher::Start(
     KvEventHub& hub, KvEventPublisherOptions options) {
   std::unique_ptr<KvEventPublisher> self(new KvEventPublisher(hub, std::move(options)));
   RETURN_IF_ERROR(self->Open());
-  RETURN_IF_ERROR(self->Subscribe({KvEventHub::From::kSequence, hub.first_sequence()}));
+  self->next_sequence_ = hub.first_sequence();
+  RETURN_IF_ERROR(self->SubscribeFromFirst());
   self->thread_ = std::thread([publisher = self.get()] { publisher->Loop(); });
   return self;
 }
@@ -161,15 +169,23 @@ absl::Status KvEventPublisher::Open() {
   return absl::OkStatus();
 }
 
-absl::Status KvEventPublisher::Subscribe(const KvEventHub::Start& start) {
+// From the oldest batch that is kept; those before it that were not sent are skipped.
+absl::Status KvEventPublisher::SubscribeFromFirst() {
   subscription_.reset();
-  auto subscription = hub_.Subscribe(start, [sockets = sockets_.get()] { sockets->Wake(); });
-  RETURN_IF_ERROR(subscription.status());
-  subscription_ = *std::move(subscription);
-  return absl::OkStatus();
+  for (;;) {
+    const uint64_t first = std::max(next_sequence_, hub_.first_sequence());
+    auto subscription = hub_.Subscribe({KvEventHub::From::kSequence, first},
+                                       [sockets = sockets_.get()] { sockets->Wake(); });
+    if (absl::IsOutOfRange(subscription.status())) continue;  // it has just gone
+    RETURN_IF_ERROR(subscription.status());
+    skipped_.fetch_add(first - std::exchange(next_sequence_, first));
+    subscription_ = *std::move(subscription);
+    return absl::OkStatus();
+  }
 }
 
 void KvEventPublisher::Loop() {
+  SetThreadName("quire-events");
   const Sockets& s = *sockets_;
   SendNew();
   while (!stop_) {
@@ -194,8 +210,7 @@ void KvEventPublisher::SendNew() {
     const auto next = subscription_->Next();
     if (absl::IsDataLoss(next.status())) {
       spdlog::warn("KV events: {}", Message(next.status()));
-      skipped_.fetch_add(1);
-      if (!Subscribe({KvEventHub::From::kSequence, hub_.first_sequence()}).ok()) return;
+      if (!SubscribeFromFirst().ok()) return;
       continue;
     }
     if (!next.ok()) {  // the daemon ends
@@ -204,6 +219,7 @@ void KvEventPublisher::SendNew() {
     }
     if (*next == nullptr) return;
     const KvEventBatch& batch = **next;
+    next_sequence_ = batch.sequence + 1;
     if (hub_.next_sequence() - batch.sequence > static_cast<uint64_t>(options_.max_queue_size)) {
       skipped_.fetch_add(1);
       continue;

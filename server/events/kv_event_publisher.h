@@ -67,7 +67,7 @@ class KvEventPublisher {
   struct Sockets;
   KvEventPublisher(KvEventHub& hub, KvEventPublisherOptions options);
   absl::Status Open();
-  absl::Status Subscribe(const KvEventHub::Start& start);
+  absl::Status SubscribeFromFirst();
   void Loop();
   void SendNew();
   void AnswerReplays();
@@ -78,7 +78,9 @@ class KvEventPublisher {
   std::string bound_endpoint_;
   std::string bound_replay_endpoint_;
   std::unique_ptr<Sockets> sockets_;
+  // Both of the thread, once it runs.
   std::unique_ptr<KvEventSubscription> subscription_;
+  uint64_t next_sequence_ = 0;
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> sent_{0}, skipped_{0}, replays_{0}, malformed_{0};
   std::thread thread_;

@@ -195,7 +195,7 @@ class EventsTest(unittest.TestCase):
             daemon.admin.FlushPrefixCache(pb.FlushPrefixCacheRequest(cache_salt="tenant-b"))
             self.assertFalse(mine & subscriber.catch_up().of("GPU"))
             self.assertEqual(index.of("GPU"), tree(daemon))
-            daemon.admin.FlushPrefixCache(pb.FlushPrefixCacheRequest())
+            daemon.admin.FlushPrefixCache(pb.FlushPrefixCacheRequest(all=True))
             self.assertEqual(subscriber.catch_up().stored, {})
 
     def test_live_messages_join_the_replay(self):

@@ -25,7 +25,9 @@ class ClientTest(unittest.TestCase):
     def setUpClass(cls):
         cls.daemon = Daemon("--max-num-seqs", "8", "--max-queued-requests", "64")
         cls.address = f"127.0.0.1:{cls.daemon.port}"
-        cls.client = Client(cls.address, timeout=300)
+        # Where Admin listens, if it is not the port of clients.
+        cls.admin = next(iter(getattr(cls.daemon, "admin_addresses", [])), None)
+        cls.client = Client(cls.address, timeout=300, admin_address=cls.admin)
 
     @classmethod
     def tearDownClass(cls):
@@ -233,7 +235,7 @@ class ClientTest(unittest.TestCase):
         long = Params(max_tokens=1900, ignore_eos=True, request_id="long")
 
         async def main():
-            async with AsyncClient(self.address) as client:
+            async with AsyncClient(self.address, admin_address=self.admin) as client:
                 with self.assertRaises(DeadlineExceededError):
                     await client.generate("Once upon a time", long, timeout=0.3)
                 with self.assertRaises(quire_client.InvalidArgumentError):
@@ -290,7 +292,8 @@ class ClientTest(unittest.TestCase):
         for name, part in [("complete.py", "tokens, first after"), ("chat.py", "Name a colour. -> "),
                            ("many.py", "15: "), ("structured.py", "years old"),
                            ("status.py", "blocks used")]:
-            result = subprocess.run([sys.executable, str(EXAMPLES / name), self.address],
+            more = [self.admin] if name == "status.py" and self.admin else []
+            result = subprocess.run([sys.executable, str(EXAMPLES / name), self.address, *more],
                                     capture_output=True, text=True, timeout=300)
             self.assertEqual(result.returncode, 0, f"{name}: {result.stderr}")
             self.assertIn(part, result.stdout)
