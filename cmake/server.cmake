@@ -5,7 +5,9 @@ find_package(Boost 1.74 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
+find_package(PkgConfig REQUIRED)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
+pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
 
 # proto: C++ of proto/**/*.proto, with the services; included as "quire/v1/quire.grpc.pb.h".
 set(proto_out ${CMAKE_BINARY_DIR}/gen)
@@ -38,7 +40,8 @@ quire_module(clients DEPS base proto gRPC::grpc++)
 
 quire_module(server DEPS clients models scheduler tokenizer sampling bench base proto gRPC::grpc++
              gRPC::grpc++_reflection Boost::headers OpenSSL::SSL
-             spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ)
+             spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ
+             PkgConfig::PROMETHEUS)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 

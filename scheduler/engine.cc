@@ -1,6 +1,7 @@
 #include "scheduler/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -11,7 +12,22 @@ namespace {
 
 constexpr std::chrono::seconds kRestBeforeAudit{1};
 
+int64_t MicrosecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(to - from).count();
+}
+
+// The least i with value <= 2^i, at most `last`.
+size_t BucketOf(int64_t value, size_t last) {
+  if (value <= 1) return 0;
+  return std::min(last, static_cast<size_t>(std::bit_width(static_cast<uint64_t>(value - 1))));
+}
+
 }  // namespace
+
+void StepTimes::Add(int64_t us) {
+  ++counts[BucketOf(us, kNumStepTimeBuckets)];
+  sum_us += us;
+}
 
 Engine::Engine(Scheduler& scheduler, Executor& executor, Publish publish, OnFatal on_fatal)
     : scheduler_(scheduler),
@@ -118,9 +134,12 @@ absl::Status Engine::Step(const DrainRequest& drain) {
                       absl::UnavailableError("the server is shutting down; retry elsewhere"),
                       events_);
   }
+  const Clock::time_point begin = Clock::now();
   const ScheduledBatch batch = scheduler_.Schedule(events_);
   if (!batch.empty()) {
+    const Clock::time_point scheduled = Clock::now();
     const absl::StatusOr<StepOutput> output = executor_.Run(batch);
+    const Clock::time_point computed = Clock::now();
     if (output.ok()) {
       scheduler_.Commit(batch, *output, events_);
     } else {
@@ -130,6 +149,11 @@ absl::Status Engine::Step(const DrainRequest& drain) {
         scheduler_.EndAll(FinishReason::kError, fatal, events_);
       }
     }
+    ++steps_.tokens[BucketOf(batch.num_tokens, StepStats::kNumTokenBuckets)];
+    steps_.sum_tokens += batch.num_tokens;
+    steps_.schedule.Add(MicrosecondsBetween(begin, scheduled));
+    steps_.run.Add(MicrosecondsBetween(scheduled, computed));
+    steps_.commit.Add(MicrosecondsBetween(computed, Clock::now()));
   }
   if (!batch.empty() || !events_.empty()) audited_ = false;
   PublishEvents();
@@ -180,6 +204,8 @@ void Engine::PublishEvents() {
     out.host_stats = host.stats();
   }
   next.cache = blocks.stats();
+  next.steps = steps_;
+  next.drafts = scheduler_.draft_stats();
   next.num_prefix_roots = static_cast<int64_t>(blocks.num_roots());
   next.num_prefix_nodes = static_cast<int64_t>(blocks.num_prefix_nodes());
   next.num_pins = static_cast<int64_t>(blocks.num_pins());

@@ -11,6 +11,7 @@
 // threads may call is marked so; the rest is private.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -44,11 +45,31 @@ struct PoolSnapshot {
   PoolStats host_stats;
 };
 
+// Time of a part of all steps. Bucket i counts steps of up to 2^i us that took longer than 2^(i-1).
+inline constexpr size_t kNumStepTimeBuckets = 25;
+struct StepTimes {
+  std::array<int64_t, kNumStepTimeBuckets + 1> counts{};  // the last one: all that is longer
+  int64_t sum_us = 0;
+
+  void Add(int64_t us);
+};
+
+// Counters since start; a step without rows is none.
+struct StepStats {
+  // Bucket i counts steps of up to 2^i rows that had more than 2^(i-1).
+  static constexpr size_t kNumTokenBuckets = 15;
+  std::array<int64_t, kNumTokenBuckets + 1> tokens{};
+  int64_t sum_tokens = 0;
+  StepTimes schedule, run, commit;
+};
+
 // As of the last step or command; what a router and a metrics page look at.
 struct EngineSnapshot {
   SchedulerStats scheduler;
   std::vector<PoolSnapshot> pools;  // in the order of CacheLayout::pools
   CacheStats cache;
+  StepStats steps;
+  DraftStats drafts;
   int64_t num_prefix_roots = 0;
   int64_t num_prefix_nodes = 0;  // roots included
   int64_t num_pins = 0;
@@ -144,6 +165,7 @@ class Engine {
   int64_t places_returned_ = 0;     // of SchedulerStats::left_queue
   bool audited_ = true;             // since the last step
   int64_t steps_since_audit_ = 0;
+  StepStats steps_;
 
   std::thread thread_;
 };

@@ -126,6 +126,7 @@ class Scheduler {
   void SetTokenText(TokenText token_text) { token_text_ = std::move(token_text); }
 
   SchedulerStats stats() const;
+  const DraftStats& draft_stats() const { return draft_control_.stats(); }
   const SchedulerOptions& options() const { return options_; }
   BlockManager& blocks() { return blocks_; }
   const BlockManager& blocks() const { return blocks_; }

@@ -14,9 +14,9 @@
 namespace quire {
 namespace {
 
-// Read by the scripts in deploy/ and by the tests, not by the daemon.
-constexpr std::array<std::string_view, 3> kOtherVariables = {"QUIRE_MODELS", "QUIRE_SMOLLM2",
-                                                             "QUIRE_REFERENCE"};
+// Read by the scripts in deploy/, by the tests and by the clients, not by the daemon.
+constexpr std::array<std::string_view, 4> kOtherVariables = {"QUIRE_MODELS", "QUIRE_SMOLLM2",
+                                                             "QUIRE_REFERENCE", "QUIRE_API_KEY"};
 constexpr size_t kMaxConfigBytes = 1 << 20;
 
 bool StartsWith(std::string_view text, std::string_view prefix) {

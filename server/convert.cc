@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "sampling/stop.h"
+#include "server/access/key_rules.h"
 #include "server/convert_decoding.h"
 #include "server/convert_fields.h"
 #include "server/retention.h"
@@ -242,7 +243,10 @@ absl::Status ReadPolicyFields(const pb::SchedulingOptions& s, const Arrival& arr
   }
   const bool by_field = !s.tenant().empty();
   request.tenant = by_field ? s.tenant() : arrival.tenant;
-  return CheckName(by_field ? "scheduling.tenant" : "x-tenant-id", request.tenant);
+  RETURN_IF_ERROR(CheckName(by_field ? "scheduling.tenant" : "x-tenant-id", request.tenant));
+  if (arrival.account == nullptr) return absl::OkStatus();
+  return ApplyKey(arrival.account->key(), by_field, s.has_priority() || !arrival.priority.empty(),
+                  request);
 }
 
 absl::Status ReadPromptLogprobs(const pb::ResponseOptions& response, Request& request) {
@@ -320,6 +324,8 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
   g.skip_special_tokens =
       !r.response().has_skip_special_tokens() || r.response().skip_special_tokens();
   request->cache_salt = r.kv().cache_salt();
+  if (model.salt_by_tenant) SaltByTenant(*request);
+  g.account = arrival.account;
   request->bypass_prefix_cache = r.kv().bypass_prefix_cache();
   ASSIGN_OR_RETURN(const pb::RetentionPolicy retention,
                    ReadRetention(r.kv(), arrival.kv_retention));

@@ -7,12 +7,14 @@
 // results (convert_answers.cc). Any thread; nothing here blocks except the chat template.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "quire/v1/quire.pb.h"
 #include "scheduler/engine.h"
+#include "server/access/account.h"
 #include "server/edge/edge.h"
 #include "server/edge/generation.h"
 #include "server/served_model.h"
@@ -29,6 +31,8 @@ struct Arrival {
   std::string kv_retention;  // x-kv-retention
   std::string priority;      // x-priority
   std::string tenant;        // x-tenant-id
+  // Whose key it came with; null: keys are off (access/access_control.h).
+  std::shared_ptr<Account> account;
 };
 
 // unary: the whole answer must fit into one message.

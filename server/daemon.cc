@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "sampling/grammar_vocabulary.h"
+#include "server/access/security_options.h"
 #include "server/events/kv_event_hub.h"
 #include "server/events/kv_event_publisher.h"
+#include "server/http/http_guards.h"
 #include "server/http/openai_api.h"
+#include "server/metrics/daemon_metrics.h"
 #include "server/scheduling.h"
 
 namespace quire {
@@ -28,7 +31,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
   scheduling.fingerprint = parts.fingerprint;
   scheduling.rope_regime = parts.rope_regime;
   RETURN_IF_ERROR(Validate(scheduling));
-  std::unique_ptr<Daemon> self(new Daemon(std::move(parts), std::move(scheduling)));
+  parts.model.salt_by_tenant = o.cache_salt_per_tenant;
+  ASSIGN_OR_RETURN(std::unique_ptr<Guards> guards, Guards::Open(o, parts.model));
+  std::unique_ptr<Daemon> self(
+      new Daemon(std::move(parts), std::move(scheduling), std::move(guards)));
   RETURN_IF_ERROR(self->StartKvEvents());
   self->edge_.Start(self->engine_);
   self->engine_.Start();
@@ -37,21 +43,37 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(Parts parts) {
   while (self->engine_.snapshot().pools.empty()) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  const ServerOptions& options = self->parts_.facts.options;
-  ASSIGN_OR_RETURN(self->server_,
-                   GrpcServer::Start({.host = options.host,
-                                      .port = options.port,
-                                      .max_message_bytes = options.max_message_bytes},
-                                     self->generation_, self->admin_));
+  RETURN_IF_ERROR(self->StartGrpc());
   RETURN_IF_ERROR(self->StartHttp());
+  self->guards_->StartWatching();
   return self;
+}
+
+absl::Status Daemon::StartGrpc() {
+  const ServerOptions& o = parts_.facts.options;
+  ASSIGN_OR_RETURN(server_, GrpcServer::Start({.host = o.host,
+                                               .port = o.port,
+                                               .max_message_bytes = o.max_message_bytes,
+                                               .guards = guards_.get()},
+                                              generation_));
+  ASSIGN_OR_RETURN(
+      admin_listener_,
+      AdminListener::Start({.socket = o.admin_socket == "auto"   ? DefaultAdminSocket(port())
+                                      : o.admin_socket == "none" ? std::string()
+                                                                 : o.admin_socket,
+                            .host = o.admin_host,
+                            .port = o.admin_port,
+                            .max_message_bytes = o.max_message_bytes,
+                            .guards = guards_.get()},
+                           admin_));
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::StartHttp() {
   const ServerOptions& o = parts_.facts.options;
   if (o.http_port < 0) return absl::OkStatus();
   ApiSources sources;
-  sources.metrics = parts_.http.metrics;
+  sources.metrics = [this] { return metrics().Text(); };
   sources.server_load = [this] { return int64_t{engine_.snapshot().scheduler.live_requests}; };
   const auto ms = [](double seconds) { return static_cast<int64_t>(seconds * 1e3); };
   ASSIGN_OR_RETURN(http_,
@@ -63,13 +85,14 @@ absl::Status Daemon::StartHttp() {
                                       .request_timeout_ms = ms(o.http_request_timeout_s),
                                       .sse_keepalive_ms = ms(o.sse_keepalive_s),
                                       .allowed_origins = o.http_allowed_origins,
-                                      .hooks = parts_.http},
+                                      .hooks = MakeHttpHooks(*guards_)},
                                      MakeOpenAiRouter(door_, http_ids_, std::move(sources))));
   return absl::OkStatus();
 }
 
-Daemon::Daemon(Parts parts, SchedulerOptions options)
+Daemon::Daemon(Parts parts, SchedulerOptions options, std::unique_ptr<Guards> guards)
     : parts_(std::move(parts)),
+      guards_(std::move(guards)),
       suffix_({.max_tokens = parts_.facts.options.suffix_cache_tokens}),
       scheduler_(std::move(options), *parts_.blocks),
       edge_(*parts_.model.tokenizer,
@@ -88,10 +111,17 @@ Daemon::Daemon(Parts parts, SchedulerOptions options)
         return GrammarCompiler::Make(
             MakeGrammarVocabulary(*model.tokenizer, model.vocab_size, model.eos_token_ids));
       }),
-      door_(parts_.model, edge_),
+      door_(parts_.model, edge_, guards_->access(), parts_.facts.options.log_prompts),
       generation_(door_),
       admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {
   edge_.UseGrammars(grammars_);
+  edge_.Observe(metrics().requests());
+  metrics().UseEngine([this] { return engine_.snapshot(); },
+                      [this] { return edge_.num_deferred(); });
+  metrics().AddSource([this](Families& out) {
+    WriteDaemon(parts_.facts, parts_.model, edge_, guards_->access(), guards_->tls(),
+                MetricPrefix(parts_.facts.options), out);
+  });
   // A request may ask for any of these by itself.
   scheduler_.SetProposer(SpeculationMethod::kNgram, &ngram_);
   scheduler_.SetProposer(SpeculationMethod::kSuffix, &suffix_);
@@ -160,6 +190,7 @@ absl::Status Daemon::StartKvEvents() {
 
 void Daemon::Drain(std::chrono::milliseconds timeout) {
   server_->SetServing(false);
+  admin_listener_->SetServing(false);
   edge_.Drain(Clock::now() + timeout, [this] { SetDone(absl::OkStatus()); });
 }
 
@@ -180,6 +211,8 @@ absl::Status Daemon::Wait() {
 
 void Daemon::Stop() {
   if (std::exchange(stopped_, true)) return;
+  guards_->StopWatching();
+  if (admin_listener_ != nullptr) admin_listener_->Shutdown(kGrace);
   if (server_ != nullptr) server_->Shutdown(kGrace);  // needs edge and engine
   if (http_ != nullptr) http_->Shutdown();
   engine_.Drain(Clock::time_point::min());

@@ -10,11 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "scheduler/engine.h"
 #include "scheduler/ngram_proposer.h"
 #include "scheduler/suffix_proposer.h"
+#include "server/admin/admin_listener.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/cache_control.h"
 #include "server/edge/edge.h"
@@ -22,6 +24,7 @@
 #include "server/front_door.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
+#include "server/guards.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_server.h"
 #include "server/served_model.h"
@@ -42,7 +45,6 @@ class Daemon {
     Executor* executor = nullptr;
     Proposer* draft = nullptr;  // guesses by a draft model; null = there is none
     CacheControl cache;
-    HttpHooks http;
   };
 
   // Listens and serves when it returns. ERRORS: kUnavailable (port), kInvalidArgument (limits).
@@ -52,7 +54,10 @@ class Daemon {
   int32_t port() const { return server_->port(); }
   // 0: HTTP is off.
   int32_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
+  // Where quire.v1.Admin listens, as gRPC targets ("unix:/..."), the socket first.
+  std::vector<std::string> admin_addresses() const { return admin_listener_->addresses(); }
   Edge& edge() { return edge_; }
+  Metrics& metrics() { return guards_->metrics(); }
   const Engine& engine() const { return engine_; }
   const ServerFacts& facts() const { return parts_.facts; }
   // Null without the option kv_events.
@@ -68,12 +73,14 @@ class Daemon {
   void Stop();
 
  private:
-  explicit Daemon(Parts parts, SchedulerOptions options);
+  Daemon(Parts parts, SchedulerOptions options, std::unique_ptr<Guards> guards);
   void SetDone(absl::Status status);
   absl::Status StartKvEvents();
+  absl::Status StartGrpc();
   absl::Status StartHttp();
 
   Parts parts_;
+  const std::unique_ptr<Guards> guards_;
   NgramProposer ngram_;
   SuffixProposer suffix_;
   Scheduler scheduler_;
@@ -86,6 +93,7 @@ class Daemon {
   AdminService admin_;
   std::unique_ptr<KvEventPublisher> kv_event_publisher_;
   std::unique_ptr<GrpcServer> server_;
+  std::unique_ptr<AdminListener> admin_listener_;
   IdsInUse http_ids_;
   std::unique_ptr<HttpServer> http_;
 

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "quire/v1/quire.pb.h"
+#include "server/access/access_control.h"
 #include "server/convert.h"
 #include "server/edge/edge.h"
 #include "server/served_model.h"
@@ -21,16 +22,20 @@ struct Admitted {
 
 class FrontDoor {
  public:
-  // Both outlive it.
-  FrontDoor(const ServedModel& model, Edge& edge) : model_(model), edge_(edge) {}
+  // All outlive it. log_prompts: write every prompt that is let in to the log.
+  FrontDoor(const ServedModel& model, Edge& edge, AccessControl& access, bool log_prompts)
+      : model_(model), edge_(edge), access_(access), log_prompts_(log_prompts) {}
 
   const ServedModel& model() const { return model_; }
+  // Who may call: front ends ask before they look at a request.
+  AccessControl& access() { return access_; }
   Edge& edge() { return edge_; }
 
-  // `arrival` needs no id and no time. unary: the whole answer must fit into one message. A refusal
+  // `arrival` needs no id and no time, but with keys an account: who comes without is refused,
+  // whatever way the request took. unary: the whole answer must fit into one message. A refusal
   // is counted.
   // ERRORS: kResourceExhausted if the queue is full, kUnavailable while draining, and those of
-  // FromProto (convert.h).
+  // AccessControl::TakeRequest and FromProto (convert.h).
   absl::StatusOr<Admitted> Admit(const pb::GenerateRequest& request, Arrival arrival, bool unary);
 
   // sink: see Edge::Open.
@@ -44,6 +49,8 @@ class FrontDoor {
 
   const ServedModel& model_;
   Edge& edge_;
+  AccessControl& access_;
+  const bool log_prompts_;
 };
 
 }  // namespace quire

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   const std::array commands = {quire::MakeServe(app), quire::MakeGenerate(app),
                                quire::MakeBench(app), quire::MakeKernels(app),
                                quire::MakePlan(app),  quire::MakeSimulate(app),
-                               quire::MakeAdmin(app)};
+                               quire::MakeAdmin(app), quire::MakeKey(app)};
   try {  // CLI11 throws
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

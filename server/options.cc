@@ -8,6 +8,7 @@
 #include "kernels/attention_choice.h"
 #include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
+#include "server/access/security_options.h"
 
 namespace quire {
 namespace {
@@ -222,6 +223,7 @@ absl::Status Validate(const ServerOptions& o) {
         "what is left",
         o.default_max_tokens, o.max_model_len);
   }
+  RETURN_IF_ERROR(CheckSecurity(o));
   if (!o.attention_library.empty()) {
     RETURN_IF_ERROR(kernels::LoadAttentionLibrary(o.attention_library).status());
   }

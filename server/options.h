@@ -102,7 +102,23 @@ struct ServerOptions {
   int32_t kv_events_max_queue_size = 100'000;
   std::string kv_events_encoding = "map";
   bool kv_events_int_hashes = true;
+  // Who may call.
+  std::string api_key_file;
+  bool open_reflection = false;
+  bool cache_salt_per_tenant = false;
+  std::string ssl_certfile;
+  std::string ssl_keyfile;
+  std::string ssl_ca_certs;
+  std::string ssl_cert_reqs = "none";
+  std::string admin_socket = "auto";
+  std::string admin_host = "127.0.0.1";
+  int32_t admin_port = -1;
+  // What it tells.
   std::string log_level = "info";
+  bool log_prompts = false;
+  bool vllm_metric_names = true;
+  bool legacy_metric_names = false;
+  std::string histogram_buckets;
 
   // visit(OptionInfo, member)
   template <typename Self, typename Visitor>
@@ -266,9 +282,8 @@ struct ServerOptions {
     visit(OptionInfo{"trace_file", "path",
                      "of the last steps' operations, written at the end, for chrome://tracing"},
           o.trace_file);
-    visit(
-        OptionInfo{"host", "address", "to listen on; 0.0.0.0 for all (there is no authentication)"},
-        o.host);
+    visit(OptionInfo{"host", "address", "to listen on; 0.0.0.0 for all (see api_key_file)"},
+          o.host);
     visit(OptionInfo{"port", "TCP port", "of gRPC; 0: any free one, printed at start", 0, 65535},
           o.port);
     visit(OptionInfo{"max_message_bytes", "bytes", "of one gRPC message, in or out", 1024, kMaxInt},
@@ -333,6 +348,42 @@ struct ServerOptions {
     visit(OptionInfo{"kv_events_int_hashes", "true or false",
                      "block hashes in KV events are 64-bit numbers; false: all their bytes"},
           o.kv_events_int_hashes);
+    visit(OptionInfo{"api_key_file", "path",
+                     "of the keys that may call, as `quire key` makes them; read again when it "
+                     "changes; empty: everybody may"},
+          o.api_key_file);
+    visit(OptionInfo{"open_reflection", "true or false",
+                     "with api_key_file: gRPC reflection also without a key"},
+          o.open_reflection);
+    visit(OptionInfo{"cache_salt_per_tenant", "true or false",
+                     "tenants share no cached prefixes, so none can tell what another one asked"},
+          o.cache_salt_per_tenant);
+    visit(OptionInfo{"ssl_certfile", "path",
+                     "PEM certificate and chain; with it all TCP ports speak TLS only; read again "
+                     "when it changes"},
+          o.ssl_certfile);
+    visit(OptionInfo{"ssl_keyfile", "path", "PEM key of ssl_certfile, without a passphrase"},
+          o.ssl_keyfile);
+    visit(OptionInfo{"ssl_ca_certs", "path", "PEM certificates that sign those of clients"},
+          o.ssl_ca_certs);
+    visit(OptionInfo{"ssl_cert_reqs",
+                     "level",
+                     "whether clients must show a certificate that ssl_ca_certs signed",
+                     0,
+                     0,
+                     {},
+                     "none|optional|required|0|1|2"},
+          o.ssl_cert_reqs);
+    visit(OptionInfo{"admin_socket", "path",
+                     "of the Unix socket of quire.v1.Admin, for this user only; auto: where "
+                     "`quire admin` looks for it; none"},
+          o.admin_socket);
+    visit(OptionInfo{"admin_host", "address", "of admin_port"}, o.admin_host);
+    visit(OptionInfo{"admin_port", "TCP port",
+                     "of quire.v1.Admin, for keys with admin=true if there are keys; 0: any free "
+                     "one, printed at start; -1: none",
+                     -1, 65535},
+          o.admin_port);
     visit(OptionInfo{"log_level",
                      "level",
                      "of the log on standard error",
@@ -341,6 +392,19 @@ struct ServerOptions {
                      {},
                      "trace|debug|info|warning|error"},
           o.log_level);
+    visit(OptionInfo{"log_prompts", "true or false",
+                     "prompts go to the log; without, no text of a request ever does"},
+          o.log_prompts);
+    visit(OptionInfo{"vllm_metric_names", "true or false",
+                     "metrics that vLLM has, too, are called vllm:...; false: quire:..."},
+          o.vllm_metric_names);
+    visit(OptionInfo{"legacy_metric_names", "true or false",
+                     "also those that vLLM has given up and old dashboards still ask for"},
+          o.legacy_metric_names);
+    visit(OptionInfo{"histogram_buckets", "list",
+                     "upper bounds other than the usual ones: <metric without prefix>=0.001,0.01;"
+                     "<metric>=..."},
+          o.histogram_buckets);
   }
 };
 

@@ -39,6 +39,7 @@ struct ServedModel {
   std::vector<TokenId> eos_token_ids;
   // Whether a request may ask for guesses by `draft`; ngram and suffix are always there.
   bool has_draft_model = false;
+  bool salt_by_tenant = false;  // tenants share no prefixes
 };
 
 }  // namespace quire

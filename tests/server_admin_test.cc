@@ -332,7 +332,7 @@ TEST(AdminTest, LongAnswersComeInBatches) {
   RigOptions options;
   options.num_blocks = 60'000;
   Rig rig(options);
-  const auto admin = pb::Admin::NewStub(rig.channel());
+  const auto admin = pb::Admin::NewStub(rig.admin_channel());
   pb::InspectBlocksRequest request;
   request.set_limit(50'000);
   pb::BlockBatch all;

@@ -317,7 +317,7 @@ TEST(Operators, ALowerQueueBoundIsTheNextRequestsLimit) {
   RigOptions options;
   options.server.max_queued_requests = 8;
   Rig rig(options);
-  const auto admin = pb::Admin::NewStub(rig.channel());
+  const auto admin = pb::Admin::NewStub(rig.admin_channel());
   ASSERT_FALSE(Pause(*admin));
   std::vector<std::unique_ptr<Call>> calls;
   const auto call = [&] {
@@ -384,7 +384,7 @@ TEST(Operators, APauseComputesNothingAndDeadlinesHold) {
 
 TEST(Operators, ADrainEndsAPause) {
   Rig rig;
-  const auto admin = pb::Admin::NewStub(rig.channel());
+  const auto admin = pb::Admin::NewStub(rig.admin_channel());
   EXPECT_FALSE(Pause(*admin));
   Call call(rig.stub(), Rig::TextRequest("some text", 5));
   ASSERT_TRUE(rig.Eventually([&] {

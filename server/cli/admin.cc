@@ -57,7 +57,8 @@ struct AdminOptions {
 
 class Client {
  public:
-  explicit Client(const AdminOptions& o) : o_(o), stub_(pb::Admin::NewStub(o.address.Connect())) {}
+  explicit Client(const AdminOptions& o)
+      : o_(o), stub_(pb::Admin::NewStub(o.address.ConnectAdmin())) {}
 
   // Copies of files may take long; all else that takes long is a daemon that hangs.
   void PrepareFor(grpc::ClientContext& context, double timeout_s) const {
@@ -74,7 +75,7 @@ class Client {
     PrepareFor(context, timeout_s);
     Reply reply;
     const grpc::Status status = (*stub_.*call)(&context, request, &reply);
-    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address).c_str());
+    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address.AdminTarget()).c_str());
     if (o_.json) return PrintJson(reply);
     fmt::print("{}", print(reply));
     return 0;
@@ -92,7 +93,7 @@ class Client {
     Batch batch;
     while (reader->Read(&batch)) all.MergeFrom(batch);
     const grpc::Status status = reader->Finish();
-    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address).c_str());
+    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address.AdminTarget()).c_str());
     if (o_.json) return PrintJson(all);
     fmt::print("{}", print(all));
     if (all.truncated()) {
@@ -315,7 +316,7 @@ Subcommand MakeAdmin(CLI::App& parent) {
   auto commands = std::make_shared<std::vector<Subcommand>>();
   const auto add = [&](const char* name, const char* help, std::function<int()> run) {
     CLI::App* const command = app->add_subcommand(name, help);
-    o->address.AddOptions(*command);
+    o->address.AddAdminOptions(*command);
     command->add_flag("--json", o->json, "print JSON");
     command->add_option("--timeout", o->timeout_s,
                         "seconds to wait; 0 = for ever [30; save and load: for ever]");

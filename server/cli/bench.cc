@@ -117,8 +117,11 @@ int RunBench(const BenchOptions& o) {
   const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(channel);
   pb::ModelInfo model;
   grpc::ClientContext context;
-  const grpc::Status status = pb::Admin::NewStub(channel)->GetModelInfo(&context, {}, &model);
-  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
+  const grpc::Status status =
+      pb::Admin::NewStub(o.address.ConnectAdmin())->GetModelInfo(&context, {}, &model);
+  if (!status.ok()) {
+    return Fail(kExitFailed, Explain(status, o.address.AdminTarget()).c_str());
+  }
   JsonWriter json;
   json.BeginArray();
   for (const std::string& name : o.workloads) {
@@ -148,8 +151,11 @@ int RunSharing(const BenchOptions& o) {
   const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(channel);
   pb::ModelInfo model;
   grpc::ClientContext context;
-  const grpc::Status status = pb::Admin::NewStub(channel)->GetModelInfo(&context, {}, &model);
-  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
+  const grpc::Status status =
+      pb::Admin::NewStub(o.address.ConnectAdmin())->GetModelInfo(&context, {}, &model);
+  if (!status.ok()) {
+    return Fail(kExitFailed, Explain(status, o.address.AdminTarget()).c_str());
+  }
   constexpr size_t kPrefix = 512;
   std::vector<double> ratios;
   fmt::print("{:>4}{:>14}{:>14}{:>14}{:>12}{:>24}\n", "run", "prefix ms", "warm p50 ms",
@@ -203,7 +209,7 @@ Subcommand MakeBench(CLI::App& parent) {
   bench->require_subcommand(1);
   CLI::App* const app =
       bench->add_subcommand("serve", "send workloads over gRPC; print latencies and rates");
-  o->address.AddOptions(*app);
+  o->address.AddAdminOptions(*app);
   app->add_option("--workload", o->workloads,
                   "W1 one stream, W2 prefill, W3 64 at once, W4 64 with a shared prefix")
       ->delimiter(',')
@@ -215,7 +221,7 @@ Subcommand MakeBench(CLI::App& parent) {
   app->add_flag("--json", o->json, "print a JSON array instead of tables");
   CLI::App* const sharing = bench->add_subcommand(
       "sharing", "64 requests at once with one cold prefix: what they wait against a warm one");
-  o->address.AddOptions(*sharing);
+  o->address.AddAdminOptions(*sharing);
   sharing->add_option("--runs", o->runs, "with fresh prompts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

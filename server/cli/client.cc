@@ -1,15 +1,100 @@
 #include "server/cli/client.h"
 
 #include <fmt/format.h>
+#include <glob.h>
 #include <grpc/support/log.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "server/access/read_file.h"
+#include "server/access/security_options.h"
 #include "server/cli/commands.h"
 
 namespace quire {
+namespace {
+
+// Puts the key into every call. Call credentials would do that for TLS only.
+class KeyInterceptor final : public grpc::experimental::Interceptor {
+ public:
+  explicit KeyInterceptor(const std::string& value) : value_(value) {}
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->insert({"authorization", value_});
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string& value_;
+};
+
+class KeyInterceptors final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit KeyInterceptors(const std::string& key) : value_("Bearer " + key) {}
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo*) override {
+    return new KeyInterceptor(value_);
+  }
+
+ private:
+  const std::string value_;
+};
+
+std::string FileOrDie(const std::string& path) {
+  if (path.empty()) return {};
+  constexpr size_t kMaxPemBytes = 1 << 20;
+  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxPemBytes);
+  if (!text.ok()) std::exit(Fail(kExitUsage, Message(text.status()).c_str()));
+  return *std::move(text);
+}
+
+std::shared_ptr<grpc::Channel> ConnectTo(const ServerAddress& a, const std::string& target) {
+  gpr_set_log_function([](gpr_log_func_args*) {});  // the status says it
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if ((a.tls || !a.ca_cert.empty()) && target.rfind("unix:", 0) != 0) {
+    credentials = grpc::SslCredentials({FileOrDie(a.ca_cert), FileOrDie(a.key), FileOrDie(a.cert)});
+  }
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (const char* const key = std::getenv("QUIRE_API_KEY"); key != nullptr && *key != '\0') {
+    interceptors.push_back(std::make_unique<KeyInterceptors>(key));
+  }
+  // Kept until the process ends: taking the last channel down races with gRPC 1.51's own callback
+  // thread, which then aborts (one `quire bench serve` in thirty).
+  static auto* const channels = new std::vector<std::shared_ptr<grpc::Channel>>;
+  channels->push_back(grpc::experimental::CreateCustomChannelWithInterceptors(
+      target, credentials, arguments, std::move(interceptors)));
+  return channels->back();
+}
+
+std::string HostPort(const std::string& host, int32_t port) {
+  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port)
+                                             : fmt::format("[{}]:{}", host, port);
+}
+
+// Root may look after the daemon of another user, such as that of its container.
+std::string FindSocket(int32_t port) {
+  std::string own = DefaultAdminSocket(port);
+  if (::access(own.c_str(), F_OK) == 0 || ::geteuid() != 0) return own;
+  glob_t found{};
+  const std::string pattern = fmt::format("/tmp/quire-*/admin-{}.sock", port);
+  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc == 1) {
+    own = found.gl_pathv[0];
+  }
+  ::globfree(&found);
+  return own;
+}
+
+}  // namespace
 
 int Fail(int code, const char* message) {
   std::fprintf(stderr, "quire: error: %s\n", message);
@@ -21,35 +106,50 @@ void ServerAddress::AddOptions(CLI::App& app) {
   app.add_option("--port", port, "of the server")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
+  app.add_flag("--tls", tls, "the server speaks TLS");
+  app.add_option("--ca-cert", ca_cert, "PEM file that the server's certificate is checked with")
+      ->type_name("path");
+  app.add_option("--cert", cert, "PEM file of a client certificate")->type_name("path");
+  app.add_option("--key", key, "PEM file of its key")->type_name("path");
+  app.footer("A key is read from the environment variable QUIRE_API_KEY.");
 }
 
-std::string ServerAddress::ToString() const {
-  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port)
-                                             : fmt::format("[{}]:{}", host, port);
+void ServerAddress::AddAdminOptions(CLI::App& app) {
+  AddOptions(app);
+  app.add_option("--admin-socket", admin_socket,
+                 "Unix socket of Admin [where a daemon on --port of this machine has it]")
+      ->type_name("path");
+  app.add_option("--admin-port", admin_port, "TCP port of Admin on --host, instead of the socket")
+      ->check(CLI::Range(1, 65535));
 }
+
+std::string ServerAddress::ToString() const { return HostPort(host, port); }
 
 std::shared_ptr<grpc::Channel> ServerAddress::Connect() const {
-  gpr_set_log_function([](gpr_log_func_args*) {});  // the status says it
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Kept until the process ends: taking the last channel down races with gRPC 1.51's own callback
-  // thread, which then aborts (one `quire bench serve` in thirty).
-  static auto* const channels = new std::vector<std::shared_ptr<grpc::Channel>>;
-  channels->push_back(
-      grpc::CreateCustomChannel(ToString(), grpc::InsecureChannelCredentials(), arguments));
-  return channels->back();
+  return ConnectTo(*this, ToString());
 }
 
-std::string Explain(const grpc::Status& status, const ServerAddress& address) {
+std::string ServerAddress::AdminTarget() const {
+  if (!admin_socket.empty()) return "unix:" + admin_socket;
+  return admin_port > 0 ? HostPort(host, admin_port) : "unix:" + FindSocket(port);
+}
+
+std::shared_ptr<grpc::Channel> ServerAddress::ConnectAdmin() const {
+  return ConnectTo(*this, AdminTarget());
+}
+
+std::string Explain(const grpc::Status& status, const std::string& target) {
   const std::string code =
       absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return fmt::format("{}: {} ({}); is `quire serve` running there?", code, status.error_message(),
-                       address.ToString());
+                       target);
   }
   return fmt::format("{}: {}", code, status.error_message());
+}
+
+std::string Explain(const grpc::Status& status, const ServerAddress& address) {
+  return Explain(status, address.ToString());
 }
 
 }  // namespace quire

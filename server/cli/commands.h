@@ -23,6 +23,7 @@ Subcommand MakeGenerate(CLI::App& parent);  // one prompt, answered on standard 
 Subcommand MakeBench(CLI::App& parent);     // load and figures
 Subcommand MakeKernels(CLI::App& parent);   // what this build and this CPU have
 Subcommand MakePlan(CLI::App& parent);      // what models take and what fits, from configs alone
+Subcommand MakeKey(CLI::App& parent);       // an API key and its entry
 Subcommand MakeSimulate(CLI::App& parent);  // a load against the scheduler on a virtual clock
 Subcommand MakeAdmin(CLI::App& parent);     // looks into a running daemon, and acts on its cache
 

@@ -167,9 +167,11 @@ void Announce(const Daemon& daemon, const ServedModel& model, const std::string&
   std::string http;
   if (daemon.http_port() > 0) {
     const std::string& http_host = facts.options.http_host.empty() ? host : facts.options.http_host;
-    http = fmt::format(", OpenAI's API at http://{}:{}/v1",
+    http = fmt::format(", OpenAI's API at {}://{}:{}/v1",
+                       facts.options.ssl_certfile.empty() ? "http" : "https",
                        http_host == "0.0.0.0" ? "127.0.0.1" : http_host, daemon.http_port());
   }
+  for (const std::string& address : daemon.admin_addresses()) fmt::print("Admin: {}\n", address);
   fmt::print("{} is ready ({}, {}){}. Try:\n  {} generate{} --port {} {}\"Why is the sky blue?\"\n",
              model.name, facts.weight_format, facts.attention, http, program_invocation_name, where,
              daemon.port(), model.render_chat == nullptr ? "--raw " : "");

@@ -126,6 +126,7 @@ void ActiveRequest::EndBranch(Branch& branch, const TokenEvent& event) {
                                  generation_.request->sampling.n);
     }
   }
+  reason_ = end.reason;
   if (branch.text.num_tokens() > 0) {
     if (generation_.num_best > 0) {
       const double mean = branch.text.logprob_sum() / branch.text.num_tokens();

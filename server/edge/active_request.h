@@ -38,6 +38,13 @@ class ActiveRequest {
 
   // How the request ended, once it has; for log and counters.
   const absl::Status& outcome() const { return outcome_; }
+  // Of the branch that ended last; kStop if a stop string did it.
+  FinishReason reason() const { return reason_; }
+  // Whether the branch's next token is the client's: nothing has ended it yet.
+  bool TakesTokens(int32_t branch) const {
+    const Branch& b = branches_[static_cast<size_t>(branch)];
+    return !b.matched && !b.ended;
+  }
   const RequestStats& stats() const { return stats_; }
 
  private:
@@ -60,6 +67,7 @@ class ActiveRequest {
   std::vector<Branch> branches_;
   bool accepted_ = false;
   absl::Status outcome_;
+  FinishReason reason_ = FinishReason::kNone;
   RequestStats stats_;
 };
 

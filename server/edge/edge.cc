@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/thread_name.h"
+#include "server/access/account.h"
+#include "server/access/retry_after.h"
 
 namespace quire {
 namespace {
@@ -22,6 +24,26 @@ absl::Status QueueTimeout() {
 
 // After the drain deadline: for the last statuses to reach their clients.
 constexpr std::chrono::milliseconds kFlushTime{200};
+
+// What a refused caller is told to wait: a step or so of a busy engine.
+constexpr std::chrono::milliseconds kQueueFullWait{1000};
+
+absl::Status QueueFull(const char* what) {
+  return WithRetryAfter(absl::ResourceExhaustedError(what), kQueueFullWait);
+}
+
+double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// Null: keys are off.
+bool MayAbort(const Account* caller, const Generation& generation) {
+  if (caller == nullptr || caller->key().admin) return true;
+  if (generation.account == nullptr) return false;
+  const ApiKey& key = generation.account->key();
+  return key.name == caller->key().name ||
+         (!key.tenant.empty() && key.tenant == caller->key().tenant);
+}
 
 }  // namespace
 
@@ -52,8 +74,7 @@ absl::StatusOr<QueueSlot> Edge::Reserve() {
   if (!draining()) {
     if (engine_->TryEnter()) return QueueSlot(engine_);
     if (engine_->accepting()) {
-      return absl::ResourceExhaustedError(
-          "the queue is full (max_queued_requests); try again later");
+      return QueueFull("the queue is full (max_queued_requests); try again later");
     }
   }
   return ShuttingDown();
@@ -75,9 +96,14 @@ void Edge::Open(QueueSlot slot, Generation generation, StreamSink* sink) {
         sink]() mutable { Register(std::move(*slot), std::move(generation), sink); });
 }
 
+void Edge::CountRefused(const absl::Status& status) {
+  refused_.fetch_add(1, std::memory_order_relaxed);
+  for (EdgeObserver* const observer : observers_) observer->OnRefused(status);
+}
+
 void Edge::Refuse(const Generation& generation, StreamSink* sink, const absl::Status& status) {
   ReleaseNames(generation.request->id, generation, sink);
-  CountRefused();
+  CountRefused(status);
   sink->OnClosed(status, false, {});
 }
 
@@ -133,6 +159,7 @@ void Edge::AwaitGrammar(QueueSlot slot, Generation generation, StreamSink* sink)
   });
   pending_.emplace(
       id, Pending{std::move(slot), std::move(generation), sink, dropped, std::move(timer)});
+  ++num_deferred_;
 }
 
 void Edge::OnGrammar(RequestId id, GrammarWorker::Result grammar) {
@@ -140,6 +167,7 @@ void Edge::OnGrammar(RequestId id, GrammarWorker::Result grammar) {
   if (it == pending_.end()) return;  // nobody waits for it any more
   Pending pending = std::move(it->second);
   pending_.erase(it);
+  --num_deferred_;
   pending.timer.reset();
   if (!grammar.ok()) {
     Refuse(pending.generation, pending.sink, grammar.status());
@@ -160,10 +188,14 @@ void Edge::EndPending(RequestId id, const absl::Status& status, bool tell) {
   if (it == pending_.end()) return;
   const Pending pending = std::move(it->second);
   pending_.erase(it);
+  --num_deferred_;
   pending.dropped->store(true);
   ReleaseNames(id, pending.generation, pending.sink);
   ++started_;  // the books: it was taken in, and ended otherwise than by a refusal
   Count(status);
+  const RequestStats none;
+  TellEnd({pending.generation, none, status, FinishReason::kNone, /*accepted=*/false,
+           SecondsBetween(pending.generation.request->arrival, Clock::now())});
   if (tell) pending.sink->OnClosed(status, false, {});
   CheckDrained();
 }
@@ -172,9 +204,8 @@ void Edge::Submit(QueueSlot slot, Generation generation, StreamSink* sink) {
   const RequestId id = generation.request->id;
   if (!engine_->Post(quire::Submit{generation.request})) {
     return Refuse(generation, sink,
-                  engine_->accepting()
-                      ? absl::ResourceExhaustedError("the engine's inbox is full; try again later")
-                      : ShuttingDown());
+                  engine_->accepting() ? QueueFull("the engine's inbox is full; try again later")
+                                       : ShuttingDown());
   }
   slot.Consume();
   started_.fetch_add(1, std::memory_order_relaxed);
@@ -221,8 +252,10 @@ void Edge::ClientGone(StreamSink* sink, bool deadline_passed) {
 }
 
 void Edge::Abort(std::vector<std::string> client_ids, bool all,
-                 std::function<void(std::vector<std::string>)> reply) {
-  Post([this, client_ids = std::move(client_ids), all, reply = std::move(reply)]() mutable {
+                 std::function<void(std::vector<std::string>)> reply,
+                 std::shared_ptr<const Account> caller) {
+  Post([this, client_ids = std::move(client_ids), all, reply = std::move(reply),
+        caller = std::move(caller)]() mutable {
     if (all) {
       client_ids.clear();
       for (const auto& [client_id, id] : by_client_id_) client_ids.push_back(client_id);
@@ -231,6 +264,7 @@ void Edge::Abort(std::vector<std::string> client_ids, bool all,
     for (std::string& client_id : client_ids) {
       const auto it = by_client_id_.find(client_id);
       if (it == by_client_id_.end()) continue;
+      if (!MayAbort(caller.get(), GenerationOf(it->second))) continue;
       const absl::Status status = absl::CancelledError("the request was aborted");
       if (pending_.contains(it->second)) {
         EndPending(it->second, status, /*tell=*/true);
@@ -245,17 +279,53 @@ void Edge::Abort(std::vector<std::string> client_ids, bool all,
   });
 }
 
+const Generation& Edge::GenerationOf(RequestId id) const {
+  const auto pending = pending_.find(id);
+  return pending != pending_.end() ? pending->second.generation
+                                   : entries_.at(id).request->generation();
+}
+
 void Edge::Publish(std::vector<TokenEvent> events) {
   Post([this, events = std::move(events)] { Handle(events); });
 }
 
+void Edge::TellToken(const TokenEvent& event, Entry& entry, Clock::time_point now) {
+  const ActiveRequest& request = *entry.request;
+  if (observers_.empty() || !request.TakesTokens(event.branch)) return;
+  TokenTime time;
+  const auto branch = static_cast<size_t>(event.branch);
+  if (entry.last_token.empty()) {
+    time.first_s = SecondsBetween(request.generation().request->arrival, now);
+  }
+  if (entry.last_token.size() <= branch) entry.last_token.resize(branch + 1);
+  Clock::time_point& last = entry.last_token[branch];
+  // What is told at the end has no rhythm.
+  if (last != Clock::time_point() && !request.generation().told_at_end()) {
+    time.gap_s = SecondsBetween(last, now);
+  }
+  last = now;
+  for (EdgeObserver* const observer : observers_) observer->OnToken(time);
+}
+
+void Edge::TellEnd(const RequestEnd& end) {
+  if (Account* const account = end.generation.account.get(); account != nullptr) {
+    account->TakeTokens(end.stats.completion_tokens, Clock::now());
+  }
+  for (EdgeObserver* const observer : observers_) observer->OnEnd(end);
+}
+
 void Edge::Handle(const std::vector<TokenEvent>& events) {
+  const Clock::time_point now = Clock::now();
   for (const TokenEvent& event : events) {
     const auto it = entries_.find(event.request);
     CHECK(it != entries_.end(), "event for unknown request {}", event.request);
     Entry& entry = it->second;
     StreamSink* const sink = entry.request->sink();
-    if (event.kind == TokenEvent::Kind::kAccepted) entry.queue_timer.reset();
+    if (event.kind == TokenEvent::Kind::kAccepted) {
+      entry.queue_timer.reset();
+      for (EdgeObserver* const observer : observers_) observer->OnStarted(event.stats);
+    }
+    if (event.kind == TokenEvent::Kind::kToken) TellToken(event, entry, now);
     if (std::optional<Finish> finish = entry.request->Apply(event)) engine_->PostFinish(*finish);
     if (sink != nullptr && entry.request->closed()) {
       ReleaseNames(event.request, entry.request->generation(), sink);
@@ -297,6 +367,8 @@ void Edge::Finished(RequestId id, Entry& entry) {
   const ActiveRequest& request = *entry.request;
   Count(request.outcome());
   const RequestStats& stats = request.stats();
+  TellEnd({request.generation(), stats, request.outcome(), request.reason(), request.accepted(),
+           SecondsBetween(request.generation().request->arrival, Clock::now())});
   spdlog::info(
       "request done id={} number={} status={} prompt_tokens={} cached_tokens={} "
       "completion_tokens={} preemptions={} draft_tokens={} accepted_draft_tokens={} "
@@ -314,6 +386,7 @@ void Edge::Drain(Clock::time_point deadline, std::function<void()> drained) {
   Post([this, is_first, deadline, drained = std::move(drained)]() mutable {
     if (is_first) drained_ = std::move(drained);
     // The engine takes in nothing more.
+    num_deferred_ = 0;
     for (auto& [id, pending] : std::exchange(pending_, {})) {
       pending.dropped->store(true);
       Refuse(pending.generation, pending.sink, ShuttingDown());

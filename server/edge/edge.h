@@ -38,6 +38,7 @@
 #include "server/edge/active_request.h"
 #include "server/edge/generation.h"
 #include "server/edge/grammar_worker.h"
+#include "server/edge/observer.h"
 
 namespace quire {
 
@@ -83,6 +84,9 @@ class Edge {
   // Who compiles grammars; without, requests for them are refused. REQUIRES: before the first Open;
   // `grammars` outlives all calls of Open.
   void UseGrammars(GrammarWorker& grammars) { grammars_ = &grammars; }
+  // Tells `observer` what becomes of requests. REQUIRES: before the first Open; it outlives the
+  // edge's thread and all calls of Reserve and CountRefused.
+  void Observe(EdgeObserver& observer) { observers_.push_back(&observer); }
   // Starts the thread. REQUIRES: `engine` publishes to this edge and outlives all calls below.
   void Start(Engine& engine);
   // Runs what is still posted, then ends the thread. REQUIRES: no sink is known any more.
@@ -93,7 +97,7 @@ class Edge {
   // ERRORS: kResourceExhausted if the queue is full, kUnavailable while draining. Takes
   // microseconds.
   absl::StatusOr<QueueSlot> Reserve();
-  void CountRefused() { refused_.fetch_add(1, std::memory_order_relaxed); }
+  void CountRefused(const absl::Status& status);
 
   // sink must stay alive until its OnClosed was called or Forget was handled.
   void Open(QueueSlot slot, Generation generation, StreamSink* sink);
@@ -101,9 +105,11 @@ class Edge {
   // The client cancelled or its deadline has passed: ends the work, the sink is not called again.
   void ClientGone(StreamSink* sink, bool deadline_passed);
   // The same by client ids; the sinks are closed with CANCELLED. reply: the ids that were in
-  // flight.
+  // flight. caller: whose key asks; it reaches requests of its own key and tenant only, unless it
+  // is an operator's. Null: all.
   void Abort(std::vector<std::string> client_ids, bool all,
-             std::function<void(std::vector<std::string>)> reply);
+             std::function<void(std::vector<std::string>)> reply,
+             std::shared_ptr<const Account> caller = nullptr);
 
   // The engine's events of one step.
   void Publish(std::vector<TokenEvent> events);
@@ -129,12 +135,15 @@ class Edge {
 
   RequestId NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   RequestCounts counts() const;
+  // Requests that wait for their grammar: the engine doesn't know of them yet.
+  int32_t num_deferred() const { return num_deferred_.load(std::memory_order_relaxed); }
 
  private:
   struct Entry {
     std::unique_ptr<ActiveRequest> request;
     std::unique_ptr<boost::asio::steady_timer> queue_timer;
     bool cancel_sent = false;
+    std::vector<Clock::time_point> last_token;  // [branches], from the first token on
   };
   // A request whose grammar is being compiled: the engine doesn't know of it.
   struct Pending {
@@ -155,6 +164,9 @@ class Edge {
   void OnGrammar(RequestId id, GrammarWorker::Result grammar);
   void EndPending(RequestId id, const absl::Status& status, bool tell);
   void Count(const absl::Status& outcome);
+  void TellToken(const TokenEvent& event, Entry& entry, Clock::time_point now);
+  void TellEnd(const RequestEnd& end);
+  const Generation& GenerationOf(RequestId id) const;
   void Handle(const std::vector<TokenEvent>& events);
   void CancelInEngine(RequestId id, Entry& entry, FinishReason reason, absl::Status error);
   void ReleaseNames(RequestId id, const Generation& generation, StreamSink* sink);
@@ -166,6 +178,7 @@ class Edge {
   const size_t max_stream_buffer_bytes_;
   Engine* engine_ = nullptr;
   GrammarWorker* grammars_ = nullptr;
+  std::vector<EdgeObserver*> observers_;
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   std::thread thread_;
@@ -173,6 +186,7 @@ class Edge {
   std::atomic<RequestId> next_id_{1};
   std::atomic<bool> draining_{false};
   std::atomic<int32_t> num_calls_{0};
+  std::atomic<int32_t> num_deferred_{0};  // pending_.size()
   std::atomic<uint64_t> started_{0}, ok_{0}, cancelled_{0}, deadline_{0}, failed_{0}, refused_{0},
       cancel_commands_{0};
 

@@ -14,6 +14,8 @@
 
 namespace quire {
 
+class Account;  // access/account.h
+
 // One checked request: what the engine gets, and what only the edge needs.
 struct Generation {
   std::string client_id;  // unique among the requests in flight
@@ -29,6 +31,7 @@ struct Generation {
   // To be compiled before the engine gets the request, which has no grammar yet.
   std::optional<GrammarSpec> grammar;
   Clock::time_point queue_deadline = Clock::time_point::max();
+  std::shared_ptr<Account> account;  // who pays for its tokens; null = nobody
 
   // Outputs that the client gets.
   int32_t num_outputs() const {

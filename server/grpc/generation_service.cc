@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/grpc/caller.h"
 #include "server/grpc/status.h"
 
 namespace quire {
@@ -258,6 +259,7 @@ absl::Status GenerationService::Start(const grpc::CallbackServerContext& context
   ASSIGN_OR_RETURN(arrival.kv_retention, Metadata(context, "x-kv-retention"));
   ASSIGN_OR_RETURN(arrival.priority, Metadata(context, "x-priority"));
   ASSIGN_OR_RETURN(arrival.tenant, Metadata(context, "x-tenant-id"));
+  ASSIGN_OR_RETURN(arrival.account, door_.access().Identify(CredentialsOf(context)));
   const Clock::time_point deadline = arrival.deadline;
   ASSIGN_OR_RETURN(Admitted admitted, door_.Admit(request, std::move(arrival), unary));
   reactor->Named(admitted.generation, deadline);
@@ -300,7 +302,7 @@ grpc::ServerUnaryReactor* GenerationService::Detokenize(grpc::CallbackServerCont
   return reactor;
 }
 
-grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext* context,
                                                    const pb::AbortRequest* request,
                                                    pb::AbortResponse* response) {
   auto* reactor = new SimpleReactor;
@@ -308,12 +310,20 @@ grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext*,
     reactor->Finish(ToGrpc(InvalidArgument("request_ids is empty; give ids, or all=true")));
     return reactor;
   }
+  const absl::StatusOr<std::shared_ptr<Account>> caller =
+      door_.access().Identify(CredentialsOf(*context));
+  if (!caller.ok()) {
+    reactor->Finish(ToGrpc(caller.status()));
+    return reactor;
+  }
   std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
-  edge_.Abort(std::move(ids), request->all(),
-              [reactor, response](std::vector<std::string> aborted) {
-                for (std::string& id : aborted) response->add_aborted_request_ids(std::move(id));
-                reactor->Finish(grpc::Status::OK);
-              });
+  edge_.Abort(
+      std::move(ids), request->all(),
+      [reactor, response](std::vector<std::string> aborted) {
+        for (std::string& id : aborted) response->add_aborted_request_ids(std::move(id));
+        reactor->Finish(grpc::Status::OK);
+      },
+      *caller);
   return reactor;
 }
 

@@ -13,17 +13,20 @@
 #include <cstring>
 
 #include "grpc/health/v1/health.pb.h"
+#include "server/grpc/call_interceptor.h"
+#include "server/grpc/guarded_credentials.h"
+#include "server/guards.h"
 
 namespace quire {
 namespace {
 
-constexpr const char* kServices[] = {"quire.v1.Generation", "quire.v1.Admin"};
+constexpr const char* kServices[] = {"quire.v1.Generation"};
 
 std::vector<std::string> ReflectedServices() {
   // Names a symbol of health.proto, so that its descriptor is linked and can be told.
   (void)::grpc::health::v1::HealthCheckRequest::descriptor();
-  return {"quire.v1.Generation", "quire.v1.Admin", "grpc.health.v1.Health",
-          "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"};
+  return {"quire.v1.Generation", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+          "grpc.reflection.v1alpha.ServerReflection"};
 }
 
 // gRPC's own log lines are for developers; what an operator must know, we say ourselves.
@@ -71,23 +74,24 @@ GrpcServer::GrpcServer() : reflection_(ReflectedServices()) {}
 GrpcServer::~GrpcServer() = default;
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options,
-                                                              GenerationService& generation,
-                                                              AdminService& admin) {
+                                                              GenerationService& generation) {
   gpr_set_log_function(LogOfGrpc);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   std::unique_ptr<GrpcServer> self(new GrpcServer);
 
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(Address(options.host, options.port), grpc::InsecureServerCredentials(),
-                           &self->port_);
+  self->credentials_ =
+      GuardedCredentials(options.guards->tls(), CheckOf(options.guards->access(), false));
+  builder.AddListeningPort(Address(options.host, options.port), self->credentials_, &self->port_);
   builder.RegisterService(&generation);
-  builder.RegisterService(&admin);
   builder.RegisterService(&self->reflection_);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
   // A second daemon on the same port is a mistake, not a share.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.experimental().SetInterceptorCreators(
+      CallInterceptors(options.guards->metrics().calls()));
   // Clients may ping often and without calls: long prefills look idle to them.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

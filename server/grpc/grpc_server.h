@@ -1,7 +1,8 @@
 // server/grpc/grpc_server.h -- the listening gRPC server: our services, health and reflection.
+// quire.v1.Admin is not among them: it has a listener of its own (admin/admin_listener.h).
 //
-// Health (grpc.health.v1) knows "", quire.v1.Generation and quire.v1.Admin; Check of another name
-// is NOT_FOUND. The daemon listens only once it is ready, so NOT_SERVING means draining.
+// Health (grpc.health.v1) knows "" and quire.v1.Generation; Check of another name is NOT_FOUND. The
+// daemon listens only once it is ready, so NOT_SERVING means draining.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -11,11 +12,12 @@
 #include <string>
 
 #include "base/status.h"
-#include "server/admin/admin_service.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/reflection_service.h"
 
 namespace quire {
+
+class Guards;
 
 class GrpcServer {
  public:
@@ -23,12 +25,12 @@ class GrpcServer {
     std::string host;
     int32_t port = 0;  // 0 = any
     int64_t max_message_bytes = 0;
+    Guards* guards = nullptr;  // outlive the server
   };
 
   // The services outlive the server. ERRORS: kUnavailable naming host and port.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options,
-                                                           GenerationService& generation,
-                                                           AdminService& admin);
+                                                           GenerationService& generation);
   ~GrpcServer();
 
   int32_t port() const { return port_; }
@@ -41,6 +43,7 @@ class GrpcServer {
   GrpcServer();
 
   ReflectionService reflection_;
+  std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC asks it while it listens
   std::unique_ptr<grpc::Server> server_;
   int32_t port_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http/error.hpp>
+#include <chrono>
 #include <utility>
 
 #include "server/http/connection_exchange.h"
@@ -149,6 +150,9 @@ bool Connection::CheckHead() {
   for (const auto& field : head) {
     request_.headers.emplace_back(Lower(field.name_string()), Text(field.value()));
   }
+  begin_ = std::chrono::steady_clock::now();
+  answered_ = {};
+  load_format_ = request_.Header("endpoint-load-metrics-format");
   is_http10_ = head.version() < 11;
   is_head_ = request_.method == "HEAD";
   keep_alive_ = head.keep_alive();
@@ -193,6 +197,8 @@ bool Connection::CheckHead() {
     }
     return false;
   }
+  answered_.method = request_.method;
+  answered_.handler = route_->path;
   if (!route_->is_open && shared_->options.hooks.authorize != nullptr) {
     absl::StatusOr<HttpCaller> caller =
         shared_->options.hooks.authorize({.method = request_.method,
@@ -299,6 +305,7 @@ void Connection::ReleaseAnswer() {
 
 void Connection::Gone() {
   if (closed_.exchange(true)) return;
+  TellAnswered();
   stream_->Close();
   timer_.cancel();
   write_timer_.cancel();
@@ -306,6 +313,17 @@ void Connection::Gone() {
   const std::function<void()> gone = std::exchange(gone_, nullptr);
   if (gone != nullptr) gone();
   ReleaseAnswer();
+}
+
+void Connection::TellAnswered() {
+  if (answered_.status != 0 && shared_->options.hooks.answered != nullptr) {
+    answered_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    shared_->options.hooks.answered(answered_);
+  }
+  answered_ = {};
+  load_format_.clear();
+  begin_ = std::chrono::steady_clock::now();  // of one whose head can't be read
 }
 
 }  // namespace quire

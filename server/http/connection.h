@@ -14,6 +14,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -77,6 +78,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Expect(int64_t ms, std::function<void()> fire);
   void Gone();
   void ReleaseAnswer();
+  void TellAnswered();
 
   const std::shared_ptr<ConnectionShared> shared_;
   const std::unique_ptr<ByteStream> stream_;
@@ -107,6 +109,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool stream_open_ = false;
   bool answer_ended_ = false;
   HttpHeaders stream_headers_;
+  HttpAnswered answered_;    // status 0: none yet
+  std::string load_format_;  // endpoint-load-metrics-format
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::function<void()> gone_;
   std::vector<std::shared_ptr<const void>> held_;
 

@@ -51,6 +51,10 @@ std::string Connection::Head(int status, std::string_view content_type, const Ht
         "access-control-expose-headers: x-request-id, retry-after, x-should-retry\r\n",
         origin_);
   }
+  if (!load_format_.empty() && shared_->options.hooks.load != nullptr) {
+    const std::string load = shared_->options.hooks.load(load_format_);
+    if (!load.empty()) head += fmt::format("endpoint-load-metrics: {}\r\n", load);
+  }
   for (const auto& [name, value] : headers) head += fmt::format("{}: {}\r\n", name, value);
   head += keep_alive_ ? (is_http10_ ? "connection: keep-alive\r\n" : "") : "connection: close\r\n";
   head += "\r\n";
@@ -64,6 +68,7 @@ void Connection::SendReply(const HttpReply& reply) {
   }
   std::string bytes = Head(reply.status, reply.content_type, reply.headers, reply.body.size());
   if (!is_head_) bytes += reply.body;
+  answered_.status = reply.status;
   answer_ended_ = true;
   Send(std::move(bytes));
 }
@@ -71,6 +76,7 @@ void Connection::SendReply(const HttpReply& reply) {
 void Connection::OpenStream() {
   if (std::exchange(stream_open_, true)) return;
   if (is_http10_) keep_alive_ = false;  // its end is the connection's
+  answered_.status = 200;
   Send(Head(200, "text/event-stream; charset=utf-8", stream_headers_, std::nullopt));
 }
 
@@ -140,6 +146,7 @@ void Connection::OnWritten(const boost::system::error_code& error) {
 }
 
 void Connection::FinishAnswer() {
+  TellAnswered();
   answer_ended_ = false;
   streaming_ = false;
   stream_open_ = false;

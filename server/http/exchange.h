@@ -15,6 +15,8 @@
 
 namespace quire {
 
+class Account;  // access/account.h
+
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 // Who asks, as the operator's rules have it; what HttpHooks::authorize found.

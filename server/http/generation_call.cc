@@ -19,6 +19,7 @@ std::shared_ptr<const void> CallOf(Edge& edge) {
 
 absl::StatusOr<Arrival> ArrivalOf(const HttpRequest& request) {
   Arrival arrival;
+  arrival.account = request.caller.account;
   arrival.kv_retention = request.Header("x-kv-retention");
   arrival.priority =
       request.caller.priority.empty() ? request.Header("x-priority") : request.caller.priority;

@@ -29,12 +29,23 @@ struct HttpCredentials {
   std::string_view api_key;        // header X-API-Key
 };
 
+// What became of a request.
+struct HttpAnswered {
+  std::string method = "other";   // if a route has it
+  std::string handler = "other";  // the route's path as it was registered
+  int status = 0;
+  double seconds = 0;  // from its head to its last byte
+};
+
 // What operators put in front of the routes; null: nothing.
 struct HttpHooks {
   // Any thread; must not block. ERRORS: kUnauthenticated, kPermissionDenied, kResourceExhausted.
   std::function<absl::StatusOr<HttpCaller>(const HttpCredentials&)> authorize;
-  // The text of GET /metrics; without, the path is unknown.
-  std::function<std::string()> metrics;
+  // Of an answer that is complete or was cut. Any thread; must not block.
+  std::function<void(const HttpAnswered&)> answered;
+  // The header endpoint-load-metrics of an answer, in the format that the request asked for; empty:
+  // there is none. Any thread; must not block.
+  std::function<std::string(std::string_view format)> load;
   // For a new connection; a fresh context after certificates were reloaded. Null: no TLS.
   std::function<std::shared_ptr<boost::asio::ssl::context>()> tls;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "server/access/retry_after.h"
 
 namespace quire {
 namespace {
@@ -119,6 +120,12 @@ std::string ErrorBody(const absl::Status& status) {
 HttpReply ErrorReply(const absl::Status& status) {
   HttpReply reply = ErrorReply(HttpStatusOf(status), {});
   reply.body = ErrorBody(status);
+  if (const auto wait = RetryAfter(status); wait.has_value()) {
+    for (auto& [name, value] : reply.headers) {
+      if (name == "retry-after") value = std::to_string((wait->count() + 999) / 1000);
+    }
+    reply.headers.emplace_back("retry-after-ms", std::to_string(wait->count()));
+  }
   return reply;
 }
 

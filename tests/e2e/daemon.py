@@ -57,10 +57,12 @@ class Daemon:
              "--python", TEMPLATE_PYTHON,
              *args],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment())
+        self.admin_addresses = []  # gRPC targets, the Unix socket first
         self.port = self._wait_until_ready()
         self.channel = self.connect()
         self.generation = rpc.GenerationStub(self.channel)
-        self.admin = rpc.AdminStub(self.channel)
+        self.admin_channel = grpc.insecure_channel(self.admin_addresses[0])
+        self.admin = rpc.AdminStub(self.admin_channel)
 
     def _wait_until_ready(self):
         timer = threading.Timer(START_S, self.process.kill)
@@ -69,6 +71,8 @@ class Daemon:
             lines = []
             for line in self.process.stdout:
                 lines.append(line)
+                if admin := re.match(r"Admin: (.*)", line):
+                    self.admin_addresses.append(admin[1])
                 found = re.search(r"quire generate .*--port (\d+)", line)
                 if found:
                     self.announcement = "".join(lines)
@@ -102,6 +106,7 @@ class Daemon:
 
     def __exit__(self, *_):
         self.channel.close()
+        self.admin_channel.close()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

@@ -120,7 +120,8 @@ class ModelRig {
     const auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(daemon_->port()),
                                                    grpc::InsecureChannelCredentials(), arguments);
     stub_ = pb::Generation::NewStub(channel);
-    admin_ = pb::Admin::NewStub(channel);
+    admin_ = pb::Admin::NewStub(grpc::CreateChannel(daemon_->admin_addresses().front(),
+                                                    grpc::InsecureChannelCredentials()));
   }
 
   ModelRuntime& runtime() { return *runtime_; }

@@ -233,7 +233,9 @@ class Rig {
     daemon_ = *std::move(daemon);
     channel_ = Connect();
     stub_ = pb::Generation::NewStub(channel_);
-    admin_ = pb::Admin::NewStub(channel_);
+    admin_channel_ =
+        grpc::CreateChannel(daemon_->admin_addresses().front(), grpc::InsecureChannelCredentials());
+    admin_ = pb::Admin::NewStub(admin_channel_);
   }
   ~Rig() { executor.SetOpen(true); }
 
@@ -249,6 +251,7 @@ class Rig {
                                      grpc::InsecureChannelCredentials(), arguments);
   }
   std::shared_ptr<grpc::Channel> channel() const { return channel_; }
+  std::shared_ptr<grpc::Channel> admin_channel() const { return admin_channel_; }
 
   std::vector<TokenId> Encode(const std::string& text) const {
     return *tokenizer_->Encode(text, false);
@@ -352,6 +355,7 @@ class Rig {
   std::unique_ptr<BlockManager> blocks_;
   std::unique_ptr<Daemon> daemon_;
   std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<grpc::Channel> admin_channel_;
   std::unique_ptr<pb::Generation::Stub> stub_;
   std::unique_ptr<pb::Admin::Stub> admin_;
 };
