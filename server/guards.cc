@@ -38,6 +38,17 @@ void ReloadCertificate(TlsFiles& tls) {
 
 }  // namespace
 
+void Guards::WatchFiles(const ServerOptions& o) {
+  if (!o.api_key_file.empty()) {
+    watcher_.Watch({o.api_key_file}, [this] { ReloadKeys(*access_); });
+  }
+  if (!o.ssl_certfile.empty()) {
+    std::vector<std::string> files = {o.ssl_certfile, o.ssl_keyfile};
+    if (!o.ssl_ca_certs.empty()) files.push_back(o.ssl_ca_certs);
+    watcher_.Watch(std::move(files), [this] { ReloadCertificate(*tls_); });
+  }
+}
+
 std::string MetricPrefix(const ServerOptions& options) {
   return options.vllm_metric_names ? "vllm:" : "quire:";
 }
@@ -46,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Guards>> Guards::Open(const ServerOptions& o,
                                                      const ServedModel& model) {
   RETURN_IF_ERROR(CheckSecurity(o));
   std::unique_ptr<Guards> self(new Guards);
+  self->WatchFiles(o);  // before they are read, so that no change is missed
   ASSIGN_OR_RETURN(self->access_, OpenAccess(o));
   ASSIGN_OR_RETURN(self->tls_, OpenTls(o));
   ASSIGN_OR_RETURN(self->metrics_, Metrics::Make({.model_name = model.name,
@@ -55,19 +67,6 @@ absl::StatusOr<std::unique_ptr<Guards>> Guards::Open(const ServerOptions& o,
                                                   .max_model_len = model.max_model_len}));
   if (self->tls_ != nullptr) TellCertificate("certificate", *self->tls_->current());
   return self;
-}
-
-void Guards::StartWatching() {
-  if (access_->on()) {
-    watcher_.Watch({access_->path()}, [this] { ReloadKeys(*access_); });
-  }
-  if (tls_ != nullptr) {
-    const TlsOptions& o = tls_->options();
-    std::vector<std::string> files = {o.certfile, o.keyfile};
-    if (!o.ca_certs.empty()) files.push_back(o.ca_certs);
-    watcher_.Watch(std::move(files), [this] { ReloadCertificate(*tls_); });
-  }
-  watcher_.Start();
 }
 
 }  // namespace quire

@@ -29,11 +29,12 @@ class Guards {
   Metrics& metrics() { return *metrics_; }
 
   // What can't be used when it has changed is told in the log, and the last good one stays.
-  void StartWatching();
+  void StartWatching() { watcher_.Start(); }
   void StopWatching() { watcher_.Stop(); }
 
  private:
   Guards() = default;
+  void WatchFiles(const ServerOptions& options);
 
   std::unique_ptr<AccessControl> access_;
   std::unique_ptr<TlsFiles> tls_;

@@ -32,7 +32,7 @@ void WriteBytes(int field, const std::string& bytes, CodedOutputStream& out) {
 }
 
 template <typename Fill>
-std::string Message(const Fill& fill) {
+std::string Encode(const Fill& fill) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
   CodedOutputStream out(&stream);
@@ -43,24 +43,24 @@ std::string Message(const Fill& fill) {
 
 std::string Details(int code, const std::string& message, std::chrono::milliseconds wait) {
   const auto ms = static_cast<uint64_t>(wait.count());
-  const std::string duration = Message([&](CodedOutputStream& out) {
+  const std::string duration = Encode([&](CodedOutputStream& out) {
     WriteNumber(1, ms / 1000, out);
     WriteNumber(2, ms % 1000 * 1'000'000, out);
   });
-  const std::string info = Message([&](CodedOutputStream& out) { WriteBytes(1, duration, out); });
-  const std::string any = Message([&](CodedOutputStream& out) {
+  const std::string info = Encode([&](CodedOutputStream& out) { WriteBytes(1, duration, out); });
+  const std::string any = Encode([&](CodedOutputStream& out) {
     WriteBytes(1, kRetryInfo, out);
     WriteBytes(2, info, out);
   });
-  return Message([&](CodedOutputStream& out) {
+  return Encode([&](CodedOutputStream& out) {
     WriteNumber(1, static_cast<uint64_t>(code), out);
     WriteBytes(2, message, out);
     WriteBytes(3, any, out);
   });
 }
 
-// The number of `field` in the message at the end of `bytes`, which Details wrote.
-std::optional<uint64_t> ReadNumbers(const std::string& duration) {
+// Of a duration that Details wrote, in ms.
+std::optional<uint64_t> ReadDuration(const std::string& duration) {
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(duration.data()),
                                             static_cast<int>(duration.size()));
   uint64_t seconds = 0;
@@ -75,7 +75,7 @@ std::optional<uint64_t> ReadNumbers(const std::string& duration) {
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const auto code = static_cast<grpc::StatusCode>(static_cast<int>(status.code()));
-  const std::string message = quire::Message(status);
+  const std::string message = Message(status);
   const auto wait = RetryAfter(status);
   if (!wait.has_value()) return grpc::Status(code, message);
   return grpc::Status(code, message, Details(code, message, *wait));
@@ -89,7 +89,7 @@ std::optional<std::chrono::milliseconds> RetryPushback(const grpc::Status& statu
   constexpr size_t kHeads = 4;
   const size_t begin = url + std::string_view(kRetryInfo).size() + kHeads;
   if (url == std::string::npos || begin > details.size()) return std::nullopt;
-  const std::optional<uint64_t> ms = ReadNumbers(details.substr(begin));
+  const std::optional<uint64_t> ms = ReadDuration(details.substr(begin));
   if (!ms.has_value()) return std::nullopt;
   return std::chrono::milliseconds(static_cast<int64_t>(*ms));
 }

@@ -2,6 +2,7 @@
 #include "server/metrics/families.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace quire {
@@ -11,7 +12,10 @@ prometheus::ClientMetric& Families::Sample(const std::string& name, const std::s
                                            const MetricLabels& labels) {
   auto family = std::find_if(all_.begin(), all_.end(),
                              [&](const prometheus::MetricFamily& f) { return f.name == name; });
-  if (family == all_.end()) family = all_.insert(all_.end(), {name, help, type, {}});
+  if (family == all_.end()) {
+    all_.push_back(prometheus::MetricFamily{name, help, type, {}});
+    family = std::prev(all_.end());
+  }
   prometheus::ClientMetric& sample = family->metric.emplace_back();
   for (const MetricLabels* list : {&base_, &labels}) {
     for (const auto& [key, value] : *list) sample.label.push_back({key, value});

@@ -82,7 +82,7 @@ std::string Metrics::Text() const {
     WriteEngine(snapshot_(), num_deferred_(), options_.prefix, options_.legacy_names, engine);
   }
   requests_.Write(options_.prefix, engine);
-  Families others({});
+  Families others{MetricLabels()};
   calls_.Write(others);
   for (const auto& source : sources_) source(others);
   std::vector<prometheus::MetricFamily> all = std::move(engine.all());

@@ -76,7 +76,7 @@ class Daemon:
                 found = re.search(r"quire generate .*--port (\d+)", line)
                 if found:
                     self.announcement = "".join(lines)
-                    http = re.search(r"http://\S+:(\d+)/v1", self.announcement)
+                    http = re.search(r"https?://\S+:(\d+)/v1", self.announcement)
                     self.http_port = int(http[1]) if http else 0
                     return int(found[1])
         finally:

@@ -1,5 +1,6 @@
 """TLS and mTLS of the gRPC port: what is accepted, what is not, and certificates that change while
 serving. Certificates are made by the openssl command for each test."""
+import http.client
 import pathlib
 import shutil
 import socket
@@ -78,18 +79,34 @@ class TlsTest(unittest.TestCase):
         self.addCleanup(channel.close)
         return channel
 
-    def handshake(self, daemon, version):
+    def handshake(self, daemon, version, http=False):
         """The subject of the server's certificate, by a plain TLS client of one version."""
+        protocol, port = ("http/1.1", daemon.http_port) if http else ("h2", daemon.port)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.ca.cert)
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([protocol])
         # Or this side would refuse the old ones by itself.
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = context.maximum_version = version
-        with socket.create_connection(("127.0.0.1", daemon.port), timeout=60) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
             with context.wrap_socket(plain, server_hostname="localhost") as tls:
-                self.assertEqual(tls.selected_alpn_protocol(), "h2")
+                self.assertEqual(tls.selected_alpn_protocol(), protocol)
                 return dict(pair[0] for pair in tls.getpeercert()["subject"])["commonName"]
+
+    def https(self, daemon, cert=None, key=None):
+        """The status of GET /v1/models; None if the handshake fails."""
+        context = ssl.create_default_context(cafile=self.ca.cert)
+        if cert:
+            context.load_cert_chain(cert, key)
+        connection = http.client.HTTPSConnection("localhost", daemon.http_port, context=context,
+                                                 timeout=60)
+        try:
+            connection.request("GET", "/v1/models")
+            return connection.getresponse().status
+        except (ssl.SSLError, ConnectionError):
+            return None
+        finally:
+            connection.close()
 
     def test_tls(self):
         daemon = self.serve()
@@ -97,11 +114,13 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(code_of(daemon.channel), grpc.StatusCode.UNAVAILABLE)  # plaintext
         stranger = Authority(self.folder.name, "stranger")
         self.assertEqual(code_of(self.channel(daemon, ca=stranger)), grpc.StatusCode.UNAVAILABLE)
-        for version in [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]:
-            self.assertEqual(self.handshake(daemon, version), "first")
-        for version in [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1]:
-            with self.assertRaises((ssl.SSLError, ConnectionError)):
-                self.handshake(daemon, version)
+        for http in [False, True]:
+            for version in [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]:
+                self.assertEqual(self.handshake(daemon, version, http), "first")
+            for version in [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1]:
+                with self.assertRaises((ssl.SSLError, ConnectionError)):
+                    self.handshake(daemon, version, http)
+        self.assertEqual(self.https(daemon), 200)
         generate = ["generate", "--host", "localhost", "--port", str(daemon.port), "--max-tokens",
                     "1", "--raw", "one two"]
         self.assertEqual(run(*generate, "--ca-cert", str(self.ca.cert)).returncode, 0)
@@ -118,6 +137,9 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(code_of(self.channel(daemon)), grpc.StatusCode.UNAVAILABLE)
         self.assertEqual(code_of(self.channel(daemon, cert=bad[0], key=bad[1])),
                          grpc.StatusCode.UNAVAILABLE)
+        self.assertEqual(self.https(daemon, *good), 200)
+        self.assertIsNone(self.https(daemon))
+        self.assertIsNone(self.https(daemon, *bad))
         generate = ["generate", "--host", "localhost", "--port", str(daemon.port), "--max-tokens",
                     "1", "--raw", "--ca-cert", str(self.ca.cert), "one two"]
         self.assertEqual(run(*generate, "--cert", str(good[0]), "--key",
@@ -141,6 +163,8 @@ class TlsTest(unittest.TestCase):
         next(running)
         self.install(*self.ca.issue("second"))
         self.assertTrue(eventually(lambda: subject() == "second"))
+        tls12 = ssl.TLSVersion.TLSv1_2
+        self.assertEqual(self.handshake(daemon, tls12, http=True), "second")
         # A pair that doesn't match, then half a file, then nothing: the last good one stays.
         third = self.ca.issue("third")
         shutil.copy(third[0], self.cert)
@@ -155,6 +179,7 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(subject(), "second")
         self.install(*third)
         self.assertTrue(eventually(lambda: subject() == "third"))
+        self.assertEqual(self.handshake(daemon, tls12, http=True), "third")
         # A connection that stood before goes on.
         self.assertTrue(any(event.HasField("finished") for event in running))
         self.assertEqual(code_of(channel), grpc.StatusCode.OK)
