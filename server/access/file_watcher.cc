@@ -35,7 +35,7 @@ void FileWatcher::Watch(std::vector<std::string> paths, std::function<void()> ch
 void FileWatcher::Start() {
   if (watched_.empty()) return;
   thread_ = std::thread([this] {
-    SetThreadName("quire-files");
+    SetThreadName("quire-watcher");
     Loop();
   });
 }

@@ -46,7 +46,7 @@ struct Cpu {
 }  // namespace
 
 void BenchFront::AddOptions(CLI::App& app) {
-  address_.AddOptions(app);
+  address_.AddAdminOptions(app);
   app.add_option("--streams", streams_,
                  "open at once; the server's --max-num-seqs should be so many")
       ->check(CLI::Range(1, 4096))
@@ -66,13 +66,13 @@ void BenchFront::AddOptions(CLI::App& app) {
 int BenchFront::Run() {
   const std::shared_ptr<grpc::Channel> channel = address_.Connect();
   const std::unique_ptr<pb::Generation::Stub> stub = pb::Generation::NewStub(channel);
-  const std::unique_ptr<pb::Admin::Stub> admin = pb::Admin::NewStub(channel);
+  const std::unique_ptr<pb::Admin::Stub> admin = pb::Admin::NewStub(address_.ConnectAdmin());
   std::string failure;
   const auto cpu = [&] {
     grpc::ClientContext context;
     pb::ServerInfo info;
     const grpc::Status status = admin->GetServerInfo(&context, {}, &info);
-    if (!status.ok()) failure = Explain(status, address_);
+    if (!status.ok()) failure = Explain(status, address_.AdminTarget());
     Cpu now{.front_ms = info.cpu_ms()};
     for (const pb::ThreadCpu& t : info.threads()) {
       static const std::set<std::string> kComputes = {"quire-engine", "quire-kernel",
