@@ -175,9 +175,12 @@ TEST_F(AccessTest, WhatIsOpen) {
   const auto call = [&](const char* path) { return access->CheckCall(path, {}, false).code(); };
   EXPECT_EQ(call("/grpc.health.v1.Health/Check"), StatusCode::kOk);
   EXPECT_EQ(call("/grpc.health.v1.Health/Watch"), StatusCode::kOk);
+  EXPECT_EQ(call("/vllm.grpc.engine.VllmEngine/HealthCheck"), StatusCode::kOk);
+  EXPECT_EQ(call("/inference.GRPCInferenceService/ServerReady"), StatusCode::kOk);
   for (const char* path : {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
                            "/quire.v1.Admin/Pause", "/no.such.Service/Call", "", "/",
-                           "grpc.health.v1.Health/Check", "/grpc.health.v1.HealthX/Check"}) {
+                           "grpc.health.v1.Health/Check", "/grpc.health.v1.HealthX/Check",
+                           "/other.Service/HealthCheck", "/openengine.v1.Control/HealthX"}) {
     EXPECT_EQ(call(path), StatusCode::kUnauthenticated) << path;
   }
   const auto open = Open(Entry("alice", "secret"), /*open_reflection=*/true);
@@ -206,6 +209,18 @@ TEST_F(AccessTest, OperatorsPortWantsAnOperatorsKey) {
   EXPECT_EQ(access->CheckCall("/quire.v1.Admin/Pause", {}, true).code(),
             StatusCode::kUnauthenticated);
   EXPECT_EQ(access->counts().denied, 1u);
+  // On the port of clients, too, what reaches all tenants.
+  for (const char* path :
+       {"/vllm.grpc.engine.VllmEngine/FlushCache", "/openengine.v1.Control/SubscribeKvEvents",
+        "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", "/some.later.Service/LoadLora"}) {
+    EXPECT_EQ(access->CheckCall(path, Bearer("secret"), false).code(),
+              StatusCode::kPermissionDenied)
+        << path;
+    EXPECT_TRUE(access->CheckCall(path, Bearer("operator"), false).ok()) << path;
+  }
+  EXPECT_EQ(access->CheckHttp("/reset_prefix_cache?x", Bearer("secret")).status().code(),
+            StatusCode::kPermissionDenied);
+  EXPECT_TRUE(access->CheckHttp("/reset_prefix_cache", Bearer("operator")).ok());
 }
 
 TEST_F(AccessTest, WithoutAFileEverybodyMayCall) {

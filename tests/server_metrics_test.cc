@@ -92,7 +92,7 @@ TEST(ServerMetrics, P01_EachEndIsCountedOnce) {
 
 TEST(ServerMetrics, P02_GaugesFallWithoutAnotherStep) {
   RigOptions options;
-  options.num_blocks = 512;
+  options.num_blocks = 1024;
   Rig rig(options);
   rig.executor.Pause(milliseconds(1));
   std::vector<std::unique_ptr<Call>> calls;

@@ -29,6 +29,33 @@ std::string_view BearerOf(std::string_view value) {
   return value;
 }
 
+// What probes ask, of whichever protocol.
+bool IsProbe(std::string_view path) {
+  constexpr std::array<std::string_view, 4> kProbes = {
+      "/vllm.grpc.engine.VllmEngine/HealthCheck", "/openengine.v1.Control/Health",
+      "/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"};
+  return StartsWith(path, "/grpc.health.v1.Health/") ||
+         std::find(kProbes.begin(), kProbes.end(), path) != kProbes.end();
+}
+
+// Methods that reach all tenants, whatever the service: they change what is served or cached, or
+// tell the tokens of everybody's prompts (KV events).
+bool IsForOperators(std::string_view path) {
+  constexpr std::array<std::string_view, 10> kMethods = {
+      "FlushCache",   "StartProfile",     "StopProfile",         "LoadLora",
+      "UnloadLora",   "LogSettings",      "RepositoryModelLoad", "RepositoryModelUnload",
+      "TraceSetting", "SubscribeKvEvents"};
+  const std::string_view method = path.substr(path.rfind('/') + 1);
+  return std::find(kMethods.begin(), kMethods.end(), method) != kMethods.end();
+}
+
+bool IsForOperatorsHttp(std::string_view path) {
+  constexpr std::array<std::string_view, 5> kPaths = {"/reset_prefix_cache", "/start_profile",
+                                                      "/stop_profile", "/v1/load_lora_adapter",
+                                                      "/v1/unload_lora_adapter"};
+  return std::find(kPaths.begin(), kPaths.end(), path) != kPaths.end();
+}
+
 // What probes and scrapers ask, without a key in every other server, too.
 bool IsOpen(std::string_view target) {
   constexpr std::array<std::string_view, 6> kOpen = {"/health",  "/ping", "/metrics",
@@ -99,23 +126,28 @@ absl::StatusOr<std::shared_ptr<Account>> AccessControl::Identify(
 absl::Status AccessControl::CheckCall(std::string_view path, const Credentials& credentials,
                                       bool admin_only) const {
   if (!on()) return absl::OkStatus();
-  if (StartsWith(path, "/grpc.health.v1.Health/")) return absl::OkStatus();
+  if (IsProbe(path)) return absl::OkStatus();
   if (options_.open_reflection && StartsWith(path, "/grpc.reflection.")) return absl::OkStatus();
   const absl::StatusOr<std::shared_ptr<Account>> account = Identify(credentials);
   if (!account.ok()) return account.status();
-  if (admin_only && !(*account)->key().admin) {
-    ++denied_;
-    return Error(absl::StatusCode::kPermissionDenied,
-                 "key {} has no admin=true, and this port is for operators",
-                 (*account)->key().name);
-  }
-  return absl::OkStatus();
+  return admin_only || IsForOperators(path) ? CheckOperator(**account) : absl::OkStatus();
+}
+
+absl::Status AccessControl::CheckOperator(const Account& account) const {
+  if (account.key().admin) return absl::OkStatus();
+  ++denied_;
+  return Error(absl::StatusCode::kPermissionDenied, "key {} has no admin=true, which this needs",
+               account.key().name);
 }
 
 absl::StatusOr<std::shared_ptr<Account>> AccessControl::CheckHttp(
     std::string_view target, const Credentials& credentials) const {
   if (!on() || IsOpen(target)) return nullptr;
-  return Identify(credentials);
+  ASSIGN_OR_RETURN(std::shared_ptr<Account> account, Identify(credentials));
+  if (IsForOperatorsHttp(target.substr(0, target.find('?')))) {
+    RETURN_IF_ERROR(CheckOperator(*account));
+  }
+  return account;
 }
 
 absl::Status AccessControl::TakeRequest(Account* account, RateLimit::TimePoint now) {

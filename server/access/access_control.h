@@ -50,11 +50,12 @@ class AccessControl {
   absl::StatusOr<std::shared_ptr<Account>> Identify(const Credentials& credentials) const;
 
   // A gRPC call, by its path ("/package.Service/Method"). admin_only: the port is the operator's,
-  // so the key must be one. ERRORS: kUnauthenticated, kPermissionDenied.
+  // so the key must be one; as it must for methods of any port that reach all tenants.
+  // ERRORS: kUnauthenticated, kPermissionDenied.
   absl::Status CheckCall(std::string_view path, const Credentials& credentials,
                          bool admin_only) const;
   // An HTTP request, by its target; a query is ignored. Null if keys are off or the target is open.
-  // ERRORS: kUnauthenticated.
+  // ERRORS: as CheckCall.
   absl::StatusOr<std::shared_ptr<Account>> CheckHttp(std::string_view target,
                                                      const Credentials& credentials) const;
 
@@ -73,6 +74,7 @@ class AccessControl {
 
   explicit AccessControl(Options options) : options_(std::move(options)) {}
   std::shared_ptr<const Accounts> accounts() const;
+  absl::Status CheckOperator(const Account& account) const;
 
   const Options options_;
   mutable std::mutex mutex_;

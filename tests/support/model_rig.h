@@ -87,6 +87,7 @@ class ModelRig {
     Daemon::Parts parts;
     server.model = model;
     server.port = 0;
+    server.http_port = -1;
     server.block_size = runtime.block_size;
     server.max_num_seqs = runtime.max_num_seqs;
     server.max_num_batched_tokens = runtime.max_num_batched_tokens;
