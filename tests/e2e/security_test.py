@@ -1,14 +1,18 @@
 """API keys, the operator's own listener and what may be in the log, on the real daemon."""
+import hashlib
+import http.client
+import json
 import os
 import pathlib
 import socket
 import stat
+import subprocess
 import tempfile
 import unittest
 
 import grpc
 
-from daemon import BINARY, Daemon, eventually, greedy, messages_of, pb, public_protos, rpc, run
+from daemon import BINARY, Daemon, environment, eventually, greedy, messages_of, pb, public_protos, rpc, run
 
 NO_AUTH = grpc.StatusCode.UNAUTHENTICATED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -48,7 +52,6 @@ class KeyCommandTest(unittest.TestCase):
         self.assertNotEqual(key, other)
         self.assertGreater(len(key), 60)
         self.assertNotIn(key, entry)
-        import hashlib
         self.assertIn(hashlib.sha256(key.encode()).hexdigest(), entry)
         known = run("key", "bob", "--stdin", input="an old key that is long\n")
         self.assertIn(hashlib.sha256(b"an old key that is long").hexdigest(), known.stdout)
@@ -298,8 +301,6 @@ class AdminSocketTest(unittest.TestCase):
 
     def test_without_any(self):
         log = tempfile.TemporaryFile(mode="w+")
-        import subprocess
-        from daemon import environment
         with subprocess.Popen(
                 [BINARY, "serve", "--model", os.environ["QUIRE_SMOLLM2"], "--port", "0",
                  "--max-model-len", "256", "--admin-socket", "none"],
@@ -334,12 +335,29 @@ class CanaryTest(unittest.TestCase):
         yield pb.GenerateRequest(text="a", guided=pb.GuidedDecoding(json_schema="{" + text),
                                  stopping=pb.StoppingOptions(max_tokens=3))
 
+    def http_requests(self):
+        text = self.CANARY
+        chat = [{"role": "user", "content": text}]
+        for body in [{"prompt": text, "max_tokens": 2}, {"prompt": text, "max_tokens": -2},
+                     {"prompt": {text: text}}, {"prompt": text, "stop": text, "max_tokens": 2}]:
+            yield "/v1/completions", json.dumps(body)
+        yield "/v1/completions", "{" + text
+        yield "/v1/chat/completions", json.dumps({"messages": chat, "max_tokens": 2,
+                                                  "stream": True})
+        yield "/v1/chat/completions", json.dumps({"messages": [{"role": text, "content": 1}]})
+        yield "/tokenize", json.dumps({"prompt": text})
+
     def serve_all(self, *args):
         with Daemon("--log-level", "trace", "--max-model-len", "1024", *args) as daemon:
             for request in self.requests():
                 code_of(lambda: daemon.generation.GenerateUnary(request))
                 code_of(lambda: daemon.generation.Generate(request))
             code_of(lambda: daemon.generation.Tokenize(pb.TokenizeRequest(text=self.CANARY)))
+            for path, body in self.http_requests():
+                connection = http.client.HTTPConnection("127.0.0.1", daemon.http_port, timeout=60)
+                connection.request("POST", path, body, {"content-type": "application/json"})
+                connection.getresponse().read()
+                connection.close()
             daemon.terminate()
             daemon.wait()
             return daemon.read_log() + daemon.announcement + daemon.process.stdout.read()
