@@ -24,6 +24,7 @@ struct HttpCaller {
   std::string tenant;                // of the policy `fair`; empty: x-tenant-id decides
   std::string priority;              // as x-priority; empty: the request decides
   std::string cache_salt;            // of requests that name none
+  std::shared_ptr<Account> account;  // whose key it is; null: nobody needs one
   std::shared_ptr<const void> hold;  // released when the answer is complete
 };
 

@@ -109,7 +109,7 @@ void GenerationCall::Start(FrontDoor& door, IdsInUse& ids, CallReader reader,
   AnswerInfo info{.id = request.id, .created = std::time(nullptr), .model = &door.model()};
   absl::StatusOr<OpenAiCall> call = reader(request.body, door.model(), std::move(info));
   if (!call.ok()) {
-    door.edge().CountRefused();
+    door.edge().CountRefused(call.status());
     return exchange->Reply(ErrorReply(call.status()));
   }
   if (taken != nullptr) exchange->Hold(taken);
