@@ -111,11 +111,12 @@ TEST(KvEventDaemon, WhoeverComesKnowsTheSame) {
     clients.emplace_back([&, t] {
       for (int i = 0; i < 40; ++i) {
         std::vector<TokenId> prompt(static_cast<size_t>(20 + 3 * (i % 9)), 100 + 7 * t);
-        prompt.resize(prompt.size() + 10, static_cast<TokenId>(1000 + i * 3 + t));
+        prompt.resize(prompt.size() + 10, static_cast<TokenId>(300 + i * 3 + t));
         pb::GenerateRequest request = Rig::IdsRequest(prompt, 4 + i % 13);
         if (i % 4 == 0) request.mutable_kv()->set_cache_salt("tenant");
         if (i % 7 == 0) request.mutable_kv()->set_bypass_prefix_cache(true);
-        EXPECT_TRUE(rig.Generate(request).status.ok());
+        const grpc::Status status = rig.Generate(request).status;
+        EXPECT_TRUE(status.ok()) << status.error_message();
       }
     });
   }
