@@ -311,7 +311,7 @@ TEST(HttpDaemon, N11_AFailureInAStreamIsAnEvent) {
 
 TEST(HttpDaemon, AFullQueueSaysWhenToComeBack) {
   RigOptions options;
-  options.server.max_queued_requests = 1;
+  options.server.max_queued_requests = 2;  // one that runs gives its place back after its step
   options.server.max_num_seqs = 1;
   HttpRig rig(options);
   rig.executor.SetOpen(false);
