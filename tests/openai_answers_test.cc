@@ -141,7 +141,7 @@ TEST_F(Answers, CompletionLogprobsAndEcho) {
       << answer;
   EXPECT_NE(Play(ReadCompletion, R"({"prompt":"p","echo":true})", {" a"}).find(R"("text":"p a")"),
             std::string::npos);
-  const std::string ids = Play(ReadCompletion, R"({"prompt":[262,257],"echo":true,"max_tokens":0})",
+  const std::string ids = Play(ReadCompletion, R"({"prompt":[279,259],"echo":true,"max_tokens":0})",
                                {" a"}, FinishReason::kLength);
   EXPECT_NE(ids.find(R"("text":" the a","logprobs":null,"finish_reason":"length")"),
             std::string::npos)
@@ -151,8 +151,8 @@ TEST_F(Answers, CompletionLogprobsAndEcho) {
       ReadCompletion,
       R"({"prompt":"p","logprobs":0,"return_tokens_as_token_ids":true,"return_token_ids":true})",
       {" a"}, FinishReason::kStop, 1, 0);
-  EXPECT_NE(as_ids.find(R"("tokens":["token_id:257"])"), std::string::npos) << as_ids;
-  EXPECT_NE(as_ids.find(R"("token_ids":[257],"prompt_token_ids":[262,257])"), std::string::npos);
+  EXPECT_NE(as_ids.find(R"("tokens":["token_id:259"])"), std::string::npos) << as_ids;
+  EXPECT_NE(as_ids.find(R"("token_ids":[259],"prompt_token_ids":[279,259])"), std::string::npos);
 }
 
 TEST_F(Answers, Chat) {
@@ -188,7 +188,7 @@ TEST_F(Answers, ChatLogprobsTellBytes) {
   ASSERT_GT(ids.size(), 1u);
   JsonWriter w;
   Sampled sampled{.token = ids[0], .logprob = -0.5f};
-  sampled.top.push_back({257, -1.0f});
+  sampled.top.push_back({Encode(" a")[0], -1.0f});
   WriteChatLogprob(TokenNames(*model_->tokenizer, false), sampled, 1, w);
   const Json entry = *Json::Parse(w.text());
   EXPECT_EQ(entry["bytes"].at(0).as_int(), 0xF0);
