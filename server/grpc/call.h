@@ -62,7 +62,7 @@ absl::Status StartGeneration(FrontDoor& door, const grpc::CallbackServerContext&
   const Clock::time_point deadline = arrival.deadline;
   ASSIGN_OR_RETURN(Admitted admitted, door.Admit(request, std::move(arrival), unary));
   if (absl::Status status = sink->Named(admitted.generation, deadline); !status.ok()) {
-    door.edge().CountRefused();
+    door.edge().CountRefused(status);
     return status;
   }
   door.Open(std::move(admitted), sink);
