@@ -12,6 +12,7 @@ run: build ## install what is missing, build, fetch SmolLM2 and serve it on port
 test: ## install what is missing, build and pass all tests
 	@deploy/install-deps.sh
 	@deploy/fetch-model.sh >/dev/null
+	@deploy/make-grpc-clients.sh >/dev/null
 	@deploy/fetch-xgrammar.sh >/dev/null
 	@deploy/client-venv.sh >/dev/null
 	@deploy/fetch-http-clients.sh >/dev/null

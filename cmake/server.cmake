@@ -8,11 +8,14 @@ find_package(CLI11 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
+find_package(ZLIB REQUIRED)
 
 # proto: C++ of proto/**/*.proto, with the services; included as "quire/v1/quire.grpc.pb.h".
 set(proto_out ${CMAKE_BINARY_DIR}/gen)
 set(proto_files quire/v1/quire.proto grpc/reflection/v1/reflection.proto
-                grpc/health/v1/health.proto)
+                grpc/health/v1/health.proto smg/grpc/common/common.proto
+                vllm/grpc/engine/vllm_engine.proto openengine/v1/openengine.proto
+                inference/model_config.proto inference/grpc_service.proto)
 set(proto_sources)
 foreach(file ${proto_files})
   string(REGEX REPLACE "\\.proto$" "" stem ${file})
@@ -41,7 +44,7 @@ quire_module(clients DEPS base proto gRPC::grpc++)
 quire_module(server DEPS clients models scheduler tokenizer sampling bench base proto gRPC::grpc++
              gRPC::grpc++_reflection Boost::headers OpenSSL::SSL
              spdlog::spdlog yaml-cpp CLI11::CLI11 PkgConfig::ZMQ
-             PkgConfig::PROMETHEUS)
+             PkgConfig::PROMETHEUS ZLIB::ZLIB)
 target_compile_definitions(server PUBLIC BOOST_ASIO_NO_DEPRECATED
                            PRIVATE QUIRE_VERSION="${PROJECT_VERSION}")
 

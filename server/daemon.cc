@@ -54,8 +54,9 @@ absl::Status Daemon::StartGrpc() {
   ASSIGN_OR_RETURN(server_, GrpcServer::Start({.host = o.host,
                                                .port = o.port,
                                                .max_message_bytes = o.max_message_bytes,
-                                               .guards = guards_.get()},
-                                              generation_));
+                                               .guards = guards_.get(),
+                                               .connections = ConnectionLimitsOf(o)},
+                                              generation_, others_));
   ASSIGN_OR_RETURN(
       admin_listener_,
       AdminListener::Start({.socket = o.admin_socket == "auto"   ? DefaultAdminSocket(port())
@@ -113,7 +114,12 @@ Daemon::Daemon(Parts parts, SchedulerOptions options, std::unique_ptr<Guards> gu
       }),
       door_(parts_.model, edge_, guards_->access(), parts_.facts.options.log_prompts),
       generation_(door_),
-      admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_) {
+      admin_(parts_.facts, parts_.model, parts_.blocks->layout(), parts_.cache, engine_, edge_),
+      others_({.door = door_,
+               .engine = engine_,
+               .facts = parts_.facts,
+               .layout = parts_.blocks->layout(),
+               .paused = [this] { return admin_.paused(); }}) {
   edge_.UseGrammars(grammars_);
   edge_.Observe(metrics().requests());
   metrics().UseEngine([this] { return engine_.snapshot(); },

@@ -24,6 +24,7 @@
 #include "server/front_door.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
+#include "server/grpc/other_services.h"
 #include "server/guards.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_server.h"
@@ -91,6 +92,7 @@ class Daemon {
   FrontDoor door_;
   GenerationService generation_;
   AdminService admin_;
+  OtherServices others_;
   std::unique_ptr<KvEventPublisher> kv_event_publisher_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<AdminListener> admin_listener_;

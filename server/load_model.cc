@@ -8,6 +8,7 @@
 
 #include "models/weights/gguf.h"
 #include "server/scheduling.h"
+#include "server/tokenizer_files.h"
 #include "tokenizer/chat_template.h"
 
 namespace quire {
@@ -190,6 +191,19 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerOptions& options) {
   served.max_message_bytes = static_cast<size_t>(options.max_message_bytes);
   served.eos_token_ids = EndTokens(runtime.config(), *served.tokenizer);
   served.no_chat = StartChatTemplate(options, served);
+  std::string chat_template = served.tokenizer->chat_template();
+  if (!options.chat_template.empty()) {
+    ASSIGN_OR_RETURN(chat_template, ReadFile(options.chat_template));
+  }
+  served.tokenizer_files = [path = options.model, is_gguf = runtime.gguf() != nullptr,
+                            config = runtime.config(), eos_token_ids = served.eos_token_ids,
+                            max_model_len = served.max_model_len,
+                            chat_template]() -> absl::StatusOr<std::vector<TextFile>> {
+    if (!is_gguf) return ReadTokenizerFiles(path);
+    ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+    ASSIGN_OR_RETURN(const GgufVocabulary vocabulary, ReadVocabulary(*file));
+    return MakeTokenizerFiles(vocabulary, chat_template, config, eos_token_ids, max_model_len);
+  };
   // A template that the operator chose and that can't be used is a mistake of the configuration.
   if (!options.chat_template.empty()) RETURN_IF_ERROR(served.no_chat);
   return loaded;

@@ -113,6 +113,13 @@ struct ServerOptions {
   std::string admin_socket = "auto";
   std::string admin_host = "127.0.0.1";
   int32_t admin_port = -1;
+  // Connections of gRPC.
+  int32_t max_concurrent_streams = 4096;
+  double keepalive_time_s = 60;
+  double keepalive_timeout_s = 20;
+  double min_ping_interval_s = 10;
+  int32_t max_ping_strikes = 0;
+  double max_connection_idle_s = 0;
   // What it tells.
   std::string log_level = "info";
   bool log_prompts = false;
@@ -384,6 +391,26 @@ struct ServerOptions {
                      "one, printed at start; -1: none",
                      -1, 65535},
           o.admin_port);
+    visit(OptionInfo{"max_concurrent_streams", "calls",
+                     "of one gRPC connection at a time; more wait at the client; 0: no limit", 0,
+                     kMaxInt},
+          o.max_concurrent_streams);
+    visit(OptionInfo{"keepalive_time_s", "seconds",
+                     "without a word from a gRPC client before it is pinged", 1, 86400},
+          o.keepalive_time_s);
+    visit(OptionInfo{"keepalive_timeout_s", "seconds",
+                     "for its answer, before the connection is closed", 1, 86400},
+          o.keepalive_timeout_s);
+    visit(OptionInfo{"min_ping_interval_s", "seconds",
+                     "between a gRPC client's own pings while it has no call; sooner is a strike",
+                     0, 86400},
+          o.min_ping_interval_s);
+    visit(OptionInfo{"max_ping_strikes", "strikes",
+                     "before the connection is closed; 0: clients may ping as they like", 0, 1000},
+          o.max_ping_strikes);
+    visit(OptionInfo{"max_connection_idle_s", "seconds",
+                     "without a call, before a gRPC connection is closed; 0: never", 0, 1e6},
+          o.max_connection_idle_s);
     visit(OptionInfo{"log_level",
                      "level",
                      "of the log on standard error",

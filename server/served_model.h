@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -32,6 +33,9 @@ struct ServedModel {
   absl::Status no_chat;
   // The template itself: how the model writes calls of tools is told by it. Empty: none.
   std::string chat_template;
+  // Names and contents of tokenizer.json, tokenizer_config.json and their like; of a model without
+  // them, as they would be. Thread-safe, reads files, takes a moment. Null if there are none.
+  std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()> tokenizer_files;
   int32_t vocab_size = 0;
   int32_t max_model_len = 0;
   int32_t default_max_tokens = 0;  // 0 = what is left of max_model_len

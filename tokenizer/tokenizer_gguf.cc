@@ -1,50 +1,13 @@
 // tokenizer/tokenizer_gguf.cc -- a Tokenizer from GGUF metadata (byte-level BPE, model "gpt2").
 //
-// GGUF names the pre-tokenizer instead of describing it; the names are llama.cpp's, and each stands
-// for the pipeline of the Hugging Face files that it is written for. A name that is not in the
-// table is refused: another pipeline would give other ids without a word. Not in a GGUF file, so
-// lost: lstrip, rstrip and single_word of added tokens.
-#include <array>
-
+// Pre-tokenizers: gguf_pre.h. Not in a GGUF file, so lost: lstrip, rstrip and single_word of added
+// tokens.
+#include "tokenizer/gguf_pre.h"
 #include "tokenizer/tokenizer_builder.h"
 #include "tokenizer/unicode.h"
 
 namespace quire {
 namespace {
-
-enum class PreKind : uint8_t {
-  kGpt2,
-  kSmollm,
-  kLlama3,
-  kQwen2,
-  kDeepseekV3,
-  kO200k,
-  kLlamaCppDefault
-};
-
-struct PreRow {
-  std::string_view name;
-  PreKind kind;
-  bool ignore_merges = false;
-  bool add_bos = false;  // where tokenizer.ggml.add_bos_token is absent
-};
-
-constexpr std::array<PreRow, 14> kPreTable = {{
-    {"gpt-2", PreKind::kGpt2},
-    {"gpt2", PreKind::kGpt2},
-    {"default", PreKind::kLlamaCppDefault},
-    {"smollm", PreKind::kSmollm},
-    {"starcoder", PreKind::kSmollm},
-    {"llama-bpe", PreKind::kLlama3, true, true},
-    {"llama3", PreKind::kLlama3, true, true},
-    {"llama-v3", PreKind::kLlama3, true, true},
-    {"qwen2", PreKind::kQwen2},
-    {"deepseek-r1-qwen", PreKind::kQwen2},
-    {"deepseek-v3", PreKind::kDeepseekV3},
-    {"gpt-4o", PreKind::kO200k},
-    {"o200k", PreKind::kO200k},
-    {"llama4", PreKind::kO200k},
-}};
 
 // Values of tokenizer.ggml.token_type.
 constexpr int32_t kTypeUnknown = 2;
@@ -52,57 +15,11 @@ constexpr int32_t kTypeControl = 3;
 constexpr int32_t kTypeUserDefined = 4;
 constexpr int32_t kMaxType = 6;
 
-absl::StatusOr<const PreRow*> FindPre(std::string_view name) {
-  std::string known;
-  for (const PreRow& row : kPreTable) {
-    if (row.name == name) return &row;
-    known += known.empty() ? "" : ", ";
-    known += row.name;
-  }
-  if (name.empty()) {
-    return InvalidArgument("tokenizer.ggml.pre is missing; convert the model anew. Known: {}",
-                           known);
-  }
-  return InvalidArgument("tokenizer.ggml.pre='{}' is not supported; known are {}", name, known);
-}
-
-absl::StatusOr<PreTokenizer> MakePreTokenizer(PreKind kind) {
+absl::StatusOr<PreTokenizer> MakePreTokenizer(const GgufPre& pre) {
   std::vector<PreTokenizer::Step> steps;
-  const auto split = [&](KnownPattern pattern) {
-    steps.emplace_back(SplitStep{SplitPattern::Known(pattern)});
-  };
-  switch (kind) {
-    case PreKind::kGpt2:
-      split(KnownPattern::kGpt2);
-      break;
-    case PreKind::kSmollm:
-      split(KnownPattern::kNumber);
-      split(KnownPattern::kGpt2);
-      break;
-    case PreKind::kLlama3:
-      split(KnownPattern::kLlama3);
-      break;
-    case PreKind::kQwen2:
-      split(KnownPattern::kQwen2);
-      break;
-    case PreKind::kDeepseekV3:
-      split(KnownPattern::kNumbersOf3);
-      split(KnownPattern::kDeepseekCjk);
-      split(KnownPattern::kDeepseekWords);
-      break;
-    case PreKind::kO200k:
-      split(KnownPattern::kO200k);
-      break;
-    case PreKind::kLlamaCppDefault:
-      // What llama.cpp itself does for this name, as no Hugging Face file has it.
-      for (const std::string_view pattern :
-           {R"([\p{P}\$\+<=>\^~\|]+)",
-            R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
-            R"(\p{N}+)", "[0-9][0-9][0-9]"}) {
-        ASSIGN_OR_RETURN(SplitPattern compiled, SplitPattern::FromRegex(pattern));
-        steps.emplace_back(SplitStep{std::move(compiled)});
-      }
-      break;
+  for (const std::string_view pattern : pre.patterns) {
+    ASSIGN_OR_RETURN(SplitPattern compiled, SplitPattern::FromRegex(pattern));
+    steps.emplace_back(SplitStep{std::move(compiled)});
   }
   steps.emplace_back(ByteLevelStep{.use_regex = false});
   return PreTokenizer(std::move(steps));
@@ -167,7 +84,7 @@ absl::StatusOr<std::optional<TokenId>> CheckedId(const GgufVocabulary& gguf, std
   return std::optional<TokenId>(static_cast<TokenId>(*id));
 }
 
-absl::Status LoadSpecialIds(const GgufVocabulary& gguf, const PreRow& pre,
+absl::Status LoadSpecialIds(const GgufVocabulary& gguf, const GgufPre& pre,
                             TokenizerBuilder& builder) {
   ASSIGN_OR_RETURN(const auto bos, CheckedId(gguf, "bos_token_id", gguf.bos_token_id));
   ASSIGN_OR_RETURN(const auto eos, CheckedId(gguf, "eos_token_id", gguf.eos_token_id));
@@ -197,7 +114,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
     return InvalidArgument("tokenizer.ggml.model='{}' is not supported; supported is gpt2",
                            gguf.model);
   }
-  ASSIGN_OR_RETURN(const PreRow* pre, FindPre(gguf.pre));
+  ASSIGN_OR_RETURN(const GgufPre* pre, FindGgufPre(gguf.pre));
   if (gguf.add_space_prefix.value_or(false)) {
     return InvalidArgument(
         "tokenizer.ggml.add_space_prefix=true is not supported for tokenizer.ggml.model=gpt2");
@@ -205,9 +122,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
   TokenizerBuilder builder;
   RETURN_IF_ERROR(LoadTokens(gguf, builder));
   RETURN_IF_ERROR(LoadMerges(gguf, pre->ignore_merges, builder));
-  ASSIGN_OR_RETURN(builder.pre_tokenizer(), MakePreTokenizer(pre->kind));
-  // Qwen's own files normalise to NFC; llama.cpp leaves that out, and ids differ for such text.
-  if (pre->kind == PreKind::kQwen2) builder.normalizer() = Normalizer({UnicodeForm::kNfc});
+  ASSIGN_OR_RETURN(builder.pre_tokenizer(), MakePreTokenizer(*pre));
+  if (pre->nfc) builder.normalizer() = Normalizer({UnicodeForm::kNfc});
   RETURN_IF_ERROR(LoadSpecialIds(gguf, *pre, builder));
   builder.chat_template() = gguf.chat_template;
   return builder.Finish();

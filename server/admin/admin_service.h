@@ -92,6 +92,8 @@ class AdminService final : public ::quire::v1::Admin::CallbackService {
                                       const ::quire::v1::LoadCacheRequest* request,
                                       ::quire::v1::CacheTransfer* reply) override;
 
+  bool paused() const { return live().paused; }  // any thread
+
  private:
   using Work = std::function<absl::Status(Scheduler&)>;
   // As the last calls left it, for answers that don't wait for the engine.

@@ -35,11 +35,6 @@ class GenerationService final : public pb::Generation::CallbackService {
                                   pb::AbortResponse* response) override;
 
  private:
-  // The way in, of both kinds of call.
-  template <typename Reactor>
-  absl::Status Start(const grpc::CallbackServerContext& context, const pb::GenerateRequest& request,
-                     bool unary, Reactor* reactor);
-
   FrontDoor& door_;
   const ServedModel& model_;
   Edge& edge_;

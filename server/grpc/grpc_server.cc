@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -20,13 +21,33 @@
 namespace quire {
 namespace {
 
-constexpr const char* kServices[] = {"quire.v1.Generation"};
-
-std::vector<std::string> ReflectedServices() {
+std::vector<std::string> ReflectedServices(std::vector<std::string> services) {
   // Names a symbol of health.proto, so that its descriptor is linked and can be told.
   (void)::grpc::health::v1::HealthCheckRequest::descriptor();
-  return {"quire.v1.Generation", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
-          "grpc.reflection.v1alpha.ServerReflection"};
+  for (const char* name : {"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+                           "grpc.reflection.v1alpha.ServerReflection"}) {
+    services.emplace_back(name);
+  }
+  return services;
+}
+
+int Ms(double seconds) { return static_cast<int>(std::min(seconds * 1e3, 2147483647.0)); }
+
+void Apply(const ConnectionLimits& limits, grpc::ServerBuilder& builder) {
+  if (limits.max_concurrent_streams > 0) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.max_concurrent_streams);
+  }
+  // Clients may ping often and without calls: long prefills look idle to them.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             Ms(limits.min_ping_interval_s));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, limits.max_ping_strikes);
+  // Finds clients that vanished without closing.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Ms(limits.keepalive_time_s));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Ms(limits.keepalive_timeout_s));
+  if (limits.max_connection_idle_s > 0) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Ms(limits.max_connection_idle_s));
+  }
 }
 
 // gRPC's own log lines are for developers; what an operator must know, we say ourselves.
@@ -70,21 +91,35 @@ absl::Status CheckPort(const std::string& host, int32_t port) {
   return bound ? absl::OkStatus() : CannotListen(host, port, std::strerror(error));
 }
 
-GrpcServer::GrpcServer() : reflection_(ReflectedServices()) {}
+ConnectionLimits ConnectionLimitsOf(const ServerOptions& o) {
+  return {.max_concurrent_streams = o.max_concurrent_streams,
+          .keepalive_time_s = o.keepalive_time_s,
+          .keepalive_timeout_s = o.keepalive_timeout_s,
+          .min_ping_interval_s = o.min_ping_interval_s,
+          .max_ping_strikes = o.max_ping_strikes,
+          .max_connection_idle_s = o.max_connection_idle_s};
+}
+
+GrpcServer::GrpcServer(std::vector<std::string> services)
+    : services_(std::move(services)), reflection_(ReflectedServices(services_)) {}
 GrpcServer::~GrpcServer() = default;
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options,
-                                                              GenerationService& generation) {
+                                                              GenerationService& generation,
+                                                              OtherServices& others) {
   gpr_set_log_function(LogOfGrpc);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  std::unique_ptr<GrpcServer> self(new GrpcServer);
+  std::vector<std::string> services = {"quire.v1.Generation"};
+  for (const std::string& name : others.names()) services.push_back(name);
+  std::unique_ptr<GrpcServer> self(new GrpcServer(std::move(services)));
 
   grpc::ServerBuilder builder;
   self->credentials_ =
       GuardedCredentials(options.guards->tls(), CheckOf(options.guards->access(), false));
   builder.AddListeningPort(Address(options.host, options.port), self->credentials_, &self->port_);
   builder.RegisterService(&generation);
+  others.Register(builder);
   builder.RegisterService(&self->reflection_);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
@@ -92,13 +127,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.experimental().SetInterceptorCreators(
       CallInterceptors(options.guards->metrics().calls()));
-  // Clients may ping often and without calls: long prefills look idle to them.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  // Finds clients that vanished without closing.
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  Apply(options.connections, builder);
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr || self->port_ == 0) {
     return CannotListen(options.host, options.port, "it is in use, or not an address of ours");
@@ -109,7 +138,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
 
 void GrpcServer::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* const health = server_->GetHealthCheckService();
-  for (const char* name : kServices) health->SetServingStatus(name, serving);
+  for (const std::string& name : services_) health->SetServingStatus(name, serving);
   health->SetServingStatus(serving);  // all known names, "" included
 }
 
