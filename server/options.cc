@@ -9,6 +9,7 @@
 #include "kernels/attention_library.h"
 #include "kernels/cpu_isa.h"
 #include "server/access/security_options.h"
+#include "server/metrics/buckets.h"
 
 namespace quire {
 namespace {
@@ -224,6 +225,7 @@ absl::Status Validate(const ServerOptions& o) {
         o.default_max_tokens, o.max_model_len);
   }
   RETURN_IF_ERROR(CheckSecurity(o));
+  RETURN_IF_ERROR(ReadBuckets(o.histogram_buckets, o.max_model_len).status());
   if (!o.attention_library.empty()) {
     RETURN_IF_ERROR(kernels::LoadAttentionLibrary(o.attention_library).status());
   }

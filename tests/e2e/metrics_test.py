@@ -96,9 +96,11 @@ class MetricsTest(unittest.TestCase):
             try:
                 def query(text):
                     try:
-                        _, _, body = ask(port, "GET", "/api/v1/query?query=" +
-                                         urllib.parse.quote(text))
+                        status, _, body = ask(port, "GET", "/api/v1/query?query=" +
+                                              urllib.parse.quote(text))
                     except OSError:
+                        status = 0
+                    if status != 200:  # not started yet
                         return []
                     return [(r["metric"], float(r["value"][1]))
                             for r in json.loads(body)["data"]["result"]]
