@@ -54,9 +54,11 @@ grpc_ssl_certificate_config_reload_status Fetch(void* user_data,
   const std::shared_ptr<const TlsMaterial> now = fetcher.tls->current();
   if (now->version == fetcher.version) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
   fetcher.version = now->version;
+  // gRPC 1.51 wants CAs here in any case; without, no client is asked for a certificate, so it
+  // doesn't matter which.
+  const std::string& roots = now->ca_pem.empty() ? now->certificate_pem : now->ca_pem;
   const grpc_ssl_pem_key_cert_pair pair = {now->key_pem.c_str(), now->certificate_pem.c_str()};
-  *config = grpc_ssl_server_certificate_config_create(
-      now->ca_pem.empty() ? nullptr : now->ca_pem.c_str(), &pair, 1);
+  *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
   return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 

@@ -13,10 +13,12 @@ namespace {
 
 namespace ssl = boost::asio::ssl;
 
+// In the form that ALPN has. OpenSSL keeps a pointer into it until it has answered.
+constexpr unsigned char kHttp1[] = "\x08http/1.1";
+
 // HTTP/1.1 is all that is spoken here; a client that offers others only is left to find out.
 int ChooseProtocol(SSL*, const unsigned char** out, unsigned char* out_size,
                    const unsigned char* in, unsigned in_size, void*) {
-  constexpr unsigned char kHttp1[] = "\x08http/1.1";
   unsigned char* chosen = nullptr;
   if (SSL_select_next_proto(&chosen, out_size, kHttp1, sizeof(kHttp1) - 1, in, in_size) !=
       OPENSSL_NPN_NEGOTIATED) {
