@@ -217,9 +217,13 @@ class GatewayTest(unittest.TestCase):
             gateway.wait_for(2)
             load = Load(gateway, threads=6, max_tokens=12)
             self.assertTrue(patiently(lambda: load.count() >= 4))
-            self.assertTrue(patiently(lambda: a.blocks().queued_requests > 0))
-            a.terminate(signal.SIGKILL)
-            a.process.wait()
+            def busy():  # at which one requests wait is the gateway's choice
+                return [d for d in (a, b) if d.blocks().queued_requests > 0]
+            self.assertTrue(patiently(busy))
+            killed = (busy() or [a])[0]
+            left = b if killed is a else a
+            killed.terminate(signal.SIGKILL)
+            killed.process.wait()
             after = load.count()
             self.assertTrue(patiently(lambda: load.count() >= after + 8))
             results = load.finish()
@@ -228,7 +232,7 @@ class GatewayTest(unittest.TestCase):
             # beginning of their answers.
             self.assertLessEqual(len(lost), 2, lost)
             self.assertEqual([r for r in lost if not r[2] and "stream_error" not in r[1]], [])
-            self.assertGreater(b.blocks().prompt_tokens, 0)
+            self.assertGreater(left.blocks().prompt_tokens, 0)
 
 
 if __name__ == "__main__":
