@@ -33,6 +33,11 @@ bench: ## short measurements of kernels and of the model, with machine and versi
 	@cmake --build --preset release -j $(JOBS) --target quire $(BENCHES)
 	@model=$$(deploy/fetch-model.sh) && deploy/bench.sh "$$model"
 
+bench-abuse: build ## what abuse of the ports costs a steady client (two minutes)
+	@cmake --build --preset release -j $(JOBS) --target python_stubs
+	@model=$$(deploy/fetch-model.sh) && QUIRE_BINARY=$(CURDIR)/build/release/quire QUIRE_SMOLLM2="$$model" \
+	  QUIRE_STUBS=$(CURDIR)/build/release/gen-python /usr/bin/python3 bench/abuse.py
+
 format: ## clang-format everything that git tracks
 	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i
 
@@ -43,4 +48,4 @@ matrix: ## every preset's tests: release, dev, asan, tsan, then tidy on all file
 clean: ## remove build folders, not the model and sources of third parties
 	@rm -rf build/release build/dev build/asan build/tsan build/tidy build/cuda
 
-.PHONY: help run test build bench format matrix clean
+.PHONY: help run test build bench bench-abuse format matrix clean
