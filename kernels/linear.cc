@@ -54,6 +54,7 @@ Int8PanelFn ActiveInt8PanelFn() {
   switch (ActiveIsa()) {
 #if defined(__x86_64__)
     case CpuIsa::kAmx:
+      return Int8PanelAmx;
     case CpuIsa::kAvx512:
       return UseVnni() ? Int8PanelVnni : Int8PanelAvx2;
     case CpuIsa::kAvx2:
@@ -145,8 +146,8 @@ class PreparedInputs {
                    .blocks = blocks,
                    .q = reinterpret_cast<int8_t*>(scratch.data()),
                    .scales = more,
-                   .sums = floats,
-                   .totals = reinterpret_cast<int32_t*>(more + m * blocks)};
+                   .totals = reinterpret_cast<int32_t*>(more + m * blocks),
+                   .sums = floats};
       }
       scratch = scratch.subspan(bytes);
       Prepare(in, m, maker, pool);
@@ -183,9 +184,13 @@ class PreparedInputs {
       for (int64_t r = 0; r < n; ++r) {
         const int64_t row = t * kTileRows + r;
         const float* x = in.x + row * in.ldx;
-        const int64_t at = row * BlocksOf(in.k);
-        quantize(x, in.k, r, n, in.int8.Tile(t), in.int8.scales + at, in.int8.sums + at,
-                 in.int8.totals + at);
+        const int64_t at = in.int8.At(t, 0, r);
+        quantize(x, in.k,
+                 {.n = n,
+                  .q = in.int8.Tile(t) + r * kDotBlock,
+                  .scales = in.int8.scales + at,
+                  .totals = in.int8.totals + at,
+                  .sums = in.int8.sums + row * BlocksOf(in.k)});
       }
     };
     const int64_t tiles = (m + kTileRows - 1) / kTileRows;

@@ -259,7 +259,7 @@ TEST_P(LinearInt8Test, NonFiniteRowsStayAlone) {
   ThreadPool pool(2);
   for (const int64_t m : {3, 17}) {
     for (const float bad : {kNan, kInf, -kInf}) {
-      Problem p(GetParam(), m, 70, 256);
+      Problem p(GetParam(), m, 70, 1024);
       p.X(1, 100) = bad;
       for (const std::string& isa : Isas()) {
         SCOPED_TRACE(isa);
@@ -277,7 +277,7 @@ TEST_P(LinearInt8Test, NonFiniteRowsStayAlone) {
 // What is too small for an inverse counts as zero; nothing overflows.
 TEST_P(LinearInt8Test, TinyAndHugeBlocks) {
   ThreadPool pool(1);
-  Problem p(GetParam(), 2, 64, 256);
+  Problem p(GetParam(), 2, 64, 1024);
   for (int64_t i = 0; i < p.k; ++i) {
     p.X(0, i) = std::ldexp(static_cast<float>(i % 5 - 2), i < 64 ? -140 : i < 128 ? -99 : -101);
     p.X(1, i) = std::ldexp(static_cast<float>(i % 5 - 2), i < 64 ? 100 : -10);

@@ -75,19 +75,19 @@ template <DType kType, int kRows, int kVecs>
 struct Int8Few {
   typename V::F y[kRows][kVecs];
 
-  // total: of x's 32 values; [kRows] rows apart by total_stride. Q6_K starts each half by itself.
+  // scale, total: [kRows] of x's 32 values. Q6_K starts each half by itself.
   void Block(const std::byte* panel, int64_t block, int32_t col, const int8_t* x,
-             const float* scale, const int32_t* total, int64_t stride) {
+             const float* scale, const int32_t* total) {
     typename V::U acc[kRows][kVecs];
     Decoder<kType> column[kVecs];
     QUIRE_UNROLL
     for (int v = 0; v < kVecs; ++v) column[v].Begin(panel, block, col + v * V::kLanes);
-    Start(x, 0, total, stride, acc);
+    Start(x, 0, total, acc);
     for (int32_t g = 0; g < 4; ++g) {
       if (g % 2 == 0) {
         if (PartsOf(kType) == 2 && g == 2) {
-          Add(column, scale, stride, acc);
-          Start(x, 1, total, stride, acc);
+          Add(column, scale, acc);
+          Start(x, 1, total, acc);
         }
         QUIRE_UNROLL
         for (int v = 0; v < kVecs; ++v) column[v].Half(g / 2);
@@ -106,15 +106,14 @@ struct Int8Few {
         }
       }
     }
-    Add(column, scale, stride, acc);
+    Add(column, scale, acc);
   }
 
  private:
-  void Start(const int8_t* x, int part, const int32_t* total, int64_t stride,
-             typename V::U (*acc)[kVecs]) {
+  void Start(const int8_t* x, int part, const int32_t* total, typename V::U (*acc)[kVecs]) {
     QUIRE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      int32_t sum = total[r * stride];
+      int32_t sum = total[r];
       if constexpr (PartsOf(kType) == 2) {
         sum = 0;
         for (int i = 16 * part; i < 16 * part + 16; ++i) sum += x[r * kDotBlock + i];
@@ -125,11 +124,10 @@ struct Int8Few {
     }
   }
 
-  void Add(const Decoder<kType>* column, const float* scale, int64_t stride,
-           typename V::U (*acc)[kVecs]) {
+  void Add(const Decoder<kType>* column, const float* scale, typename V::U (*acc)[kVecs]) {
     QUIRE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const typename V::F dx = V::Set1(scale[r * stride]);
+      const typename V::F dx = V::Set1(scale[r]);
       QUIRE_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         y[r][v] = V::Fma(V::Mul(V::ToFloat(acc[r][v]), dx), column[v].scale_, y[r][v]);
@@ -144,7 +142,6 @@ void Int8FewRows(const std::byte* panel, const Int8Rows& x, int64_t tile, int64_
                  int64_t num_blocks, float* c) {
   constexpr int kVecs = kRows > 2 && V::kFewVecs > 2 ? V::kFewVecs / 2 : V::kFewVecs;
   const int64_t rows = x.RowsOfTile(tile);
-  const int64_t at = (tile * kTileRows + row) * x.blocks;
   for (int32_t col = 0; col < kPanel; col += kVecs * V::kLanes) {
     Int8Few<kType, kRows, kVecs> few;
     QUIRE_UNROLL
@@ -152,9 +149,14 @@ void Int8FewRows(const std::byte* panel, const Int8Rows& x, int64_t tile, int64_
       QUIRE_UNROLL
       for (int v = 0; v < kVecs; ++v) few.y[r][v] = V::Load(c + r * kPanel + col + v * V::kLanes);
     }
+    const int8_t* q = x.Tile(tile) + (b0 * rows + row) * kDotBlock;
+    const float* scale = x.scales + x.At(tile, b0, row);
+    const int32_t* total = x.totals + x.At(tile, b0, row);
     for (int64_t b = b0; b < b0 + num_blocks; ++b) {
-      few.Block(panel, b, col, x.Tile(tile) + (b * rows + row) * kDotBlock, x.scales + at + b,
-                x.totals + at + b, x.blocks);
+      few.Block(panel, b, col, q, scale, total);
+      q += rows * kDotBlock;
+      scale += rows;
+      total += rows;
     }
     QUIRE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -191,14 +193,14 @@ void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out) {
 // c[kRows][kPanel] continues over one block.
 template <DType kType, int kRows>
 void Int8BlockRows(const Int8Block& w, const int8_t* x, const float* scale, const int32_t* total,
-                   int64_t stride, float* c) {
+                   float* c) {
   constexpr int kParts = PartsOf(kType);
   for (int32_t col = 0; col < kPanel; col += V::kTileVecs * V::kLanes) {
     for (int part = 0; part < kParts; ++part) {
       typename V::U acc[kRows][V::kTileVecs];
       QUIRE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        int32_t sum = total[r * stride];
+        int32_t sum = total[r];
         if constexpr (kParts == 2) {
           sum = 0;
           for (int i = 16 * part; i < 16 * part + 16; ++i) sum += x[r * kDotBlock + i];
@@ -226,7 +228,7 @@ void Int8BlockRows(const Int8Block& w, const int8_t* x, const float* scale, cons
       }
       QUIRE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const typename V::F dx = V::Set1(scale[r * stride]);
+        const typename V::F dx = V::Set1(scale[r]);
         QUIRE_UNROLL
         for (int v = 0; v < V::kTileVecs; ++v) {
           float* at = c + r * kPanel + col + v * V::kLanes;
@@ -240,18 +242,18 @@ void Int8BlockRows(const Int8Block& w, const int8_t* x, const float* scale, cons
 
 template <DType kType>
 void Int8AnyRows(int64_t rows, const Int8Block& w, const int8_t* x, const float* scale,
-                 const int32_t* total, int64_t stride, float* c) {
+                 const int32_t* total, float* c) {
   switch (rows) {
     case 1:
-      return Int8BlockRows<kType, 1>(w, x, scale, total, stride, c);
+      return Int8BlockRows<kType, 1>(w, x, scale, total, c);
     case 2:
-      return Int8BlockRows<kType, 2>(w, x, scale, total, stride, c);
+      return Int8BlockRows<kType, 2>(w, x, scale, total, c);
     case 3:
-      return Int8BlockRows<kType, 3>(w, x, scale, total, stride, c);
+      return Int8BlockRows<kType, 3>(w, x, scale, total, c);
     case 4:
-      return Int8BlockRows<kType, 4>(w, x, scale, total, stride, c);
+      return Int8BlockRows<kType, 4>(w, x, scale, total, c);
     default:
-      return Int8BlockRows<kType, 5>(w, x, scale, total, stride, c);
+      return Int8BlockRows<kType, 5>(w, x, scale, total, c);
   }
 }
 
@@ -297,9 +299,9 @@ void Int8Panel(const std::byte* panel, const Int8Rows& x, int64_t first_tile, in
         const int64_t groups = (n + 4) / 5;
         for (int64_t g = 0; g < groups; ++g) {
           const int64_t r = n * g / groups;
-          const int64_t at = (first_row + t * kTileRows + r) * x.blocks + b;
+          const int64_t at = x.At(first_tile + t, b, r);
           Int8AnyRows<kType>(n * (g + 1) / groups - r, w, tile + r * kDotBlock, x.scales + at,
-                             x.totals + at, x.blocks, c + (t * kTileRows + r) * kPanel);
+                             x.totals + at, c + (t * kTileRows + r) * kPanel);
         }
       }
     }

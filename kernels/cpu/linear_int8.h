@@ -30,15 +30,28 @@ struct Int8Rows {
   int64_t num_rows = 0;
   int64_t blocks = 0;         // of k, the last filled up with zeros
   int8_t* q = nullptr;        // per tile: [blocks][rows of the tile][32]
-  float* scales = nullptr;    // [num_rows][blocks] dx
+  float* scales = nullptr;    // per tile: [blocks][rows of the tile] dx
+  int32_t* totals = nullptr;  // as scales: sums of q
   float* sums = nullptr;      // [num_rows][blocks] of x before rounding
-  int32_t* totals = nullptr;  // [num_rows][blocks] sums of q
 
   int64_t RowsOfTile(int64_t tile) const {
     const int64_t left = num_rows - tile * kTileRows;
     return left < kTileRows ? left : kTileRows;
   }
+  // Of scales and totals.
+  int64_t At(int64_t tile, int64_t block, int64_t row) const {
+    return tile * kTileRows * blocks + block * RowsOfTile(tile) + row;
+  }
   int8_t* Tile(int64_t tile) const { return q + tile * kTileRows * blocks * kDotBlock; }
+};
+
+// Where a row of a tile of n rows goes: codes, scale and total of its first block, sums of all.
+struct QuantizedRow {
+  int64_t n = 0;
+  int8_t* q = nullptr;
+  float* scales = nullptr;
+  int32_t* totals = nullptr;
+  float* sums = nullptr;
 };
 
 // As DotPanelFn.
@@ -53,6 +66,8 @@ void Int8PanelAvx2(DType type, const std::byte* panel, const Int8Rows& x, int64_
 // Requires AVX512-VNNI.
 void Int8PanelVnni(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
                    int64_t num_tiles, float* c);
+void Int8PanelAmx(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
+                  int64_t num_tiles, float* c);
 #endif
 
 }  // namespace quire::kernels

@@ -55,13 +55,53 @@ inline Codes QuantizeBlock(const float* x, float* scale, float* sum) {
   return {Sub(Add(Mul(lo, inverse), magic), magic), Sub(Add(Mul(hi, inverse), magic), magic)};
 }
 
-inline void QuantizeRow(const float* x, int64_t k, int64_t row, int64_t rows_of_tile, int8_t* tile,
-                        float* scales, float* sums, int32_t* totals) {
+inline void QuantizeOne(const float* x, int64_t b, const QuantizedRow& to) {
+  const Codes q = QuantizeBlock(x, to.scales + b * to.n, to.sums + b);
+  StoreCodes(q.lo, q.hi, to.q + b * to.n * 32);
+  to.totals[b * to.n] = static_cast<int32_t>(ReduceAdd(Add(q.lo, q.hi)));
+}
+
+// The same for sixteen whole blocks. False, and nothing is done: one of them is not finite.
+inline bool QuantizeSixteen(const float* x, int64_t first, const QuantizedRow& to) {
+  Vec block[16];
+  for (int i = 0; i < 16; ++i) block[i] = Add(Load(x + 32 * i), Load(x + 32 * i + 16));
+  Store(ReduceAddEach(block), to.sums + first);
+  for (int i = 0; i < 16; ++i) {
+    const float sum = to.sums[first + i];
+    if (!(sum - sum == 0.0f)) return false;
+  }
+  for (int i = 0; i < 16; ++i) block[i] = Max(Abs(Load(x + 32 * i)), Abs(Load(x + 32 * i + 16)));
+  const Vec max = ReduceMaxEach(block);
+  const Vec least = Set1(0x1p-100f);
+  float scale[16], inverse[16], total[16];
+  Store(SelectLt(max, least, Zero(), Div(max, Set1(127.0f))), scale);
+  Store(SelectLt(max, least, Zero(), Div(Set1(127.0f), max)), inverse);
+  const Vec magic = Set1(12582912.0f);
+  for (int i = 0; i < 16; ++i) {
+    const Vec by = Set1(inverse[i]);
+    const Vec lo = Sub(Add(Mul(Load(x + 32 * i), by), magic), magic);
+    const Vec hi = Sub(Add(Mul(Load(x + 32 * i + 16), by), magic), magic);
+    StoreCodes(lo, hi, to.q + (first + i) * to.n * 32);
+    block[i] = Add(lo, hi);
+  }
+  Store(ReduceAddEach(block), total);
+  for (int i = 0; i < 16; ++i) {
+    to.scales[(first + i) * to.n] = scale[i];
+    to.totals[(first + i) * to.n] = static_cast<int32_t>(total[i]);
+  }
+  return true;
+}
+
+inline void QuantizeRow(const float* x, int64_t k, const QuantizedRow& to) {
   float room[32];
-  for (int64_t b = 0; b * 32 < k; ++b) {
-    const Codes q = QuantizeBlock(BlockOfRow(x, k, b, room), scales + b, sums + b);
-    StoreCodes(q.lo, q.hi, tile + (b * rows_of_tile + row) * 32);
-    totals[b] = static_cast<int32_t>(ReduceAdd(Add(q.lo, q.hi)));
+  int64_t b = 0;
+  while (b * 32 < k) {
+    if (k - b * 32 >= 16 * 32 && QuantizeSixteen(x + b * 32, b, to)) {
+      b += 16;
+    } else {
+      QuantizeOne(BlockOfRow(x, k, b, room), b, to);
+      ++b;
+    }
   }
 }
 

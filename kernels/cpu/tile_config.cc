@@ -20,9 +20,11 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-int32_t& ConfiguredRows() {
-  thread_local int32_t rows = 0;
-  return rows;
+// What this thread's tiles are: the argument of ConfigureTiles, or minus that of
+// ConfigureInt8Tiles.
+int32_t& Shape() {
+  thread_local int32_t shape = 0;
+  return shape;
 }
 
 QUIRE_BEGIN_AMX
@@ -35,11 +37,20 @@ QUIRE_END_ISA
 }  // namespace
 
 void ConfigureTiles(int32_t rows) {
-  if (ConfiguredRows() == rows) return;
+  if (Shape() == rows) return;
   TileConfig config;
   for (int i = 0; i < 5; ++i) config.rows[i] = static_cast<uint8_t>(rows);
   Load(config);
-  ConfiguredRows() = rows;
+  Shape() = rows;
+}
+
+void ConfigureInt8Tiles(int32_t k) {
+  if (Shape() == -k) return;
+  TileConfig config;
+  config.row_bytes[4] = static_cast<uint16_t>(k);
+  for (int i = 5; i < 8; ++i) config.rows[i] = static_cast<uint8_t>(k / 4);
+  Load(config);
+  Shape() = -k;
 }
 
 }  // namespace quire::kernels

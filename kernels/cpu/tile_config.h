@@ -10,4 +10,8 @@ namespace quire::kernels {
 // first; if the shape is the last one, it costs next to nothing. REQUIRES: ActiveIsa() is kAmx.
 void ConfigureTiles(int32_t rows = 16);
 
+// For TDPBSSD over k bytes (16 or 32): tiles 0 to 3 are 16 rows of 16 sums, tile 4 is 16 rows of k
+// bytes, tiles 5 to 7 the other factor, k / 4 rows of 16 columns' words.
+void ConfigureInt8Tiles(int32_t k);
+
 }  // namespace quire::kernels

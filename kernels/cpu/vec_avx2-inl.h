@@ -174,6 +174,18 @@ inline float ReduceMax(Vec x) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+// Lane i: of x[i].
+inline Vec ReduceAddEach(const Vec* x) {
+  float each[16];
+  for (int i = 0; i < 16; ++i) each[i] = ReduceAdd(x[i]);
+  return Load(each);
+}
+inline Vec ReduceMaxEach(const Vec* x) {
+  float each[16];
+  for (int i = 0; i < 16; ++i) each[i] = ReduceMax(x[i]);
+  return Load(each);
+}
+
 struct Wide {
   __m256d part[4];
 };

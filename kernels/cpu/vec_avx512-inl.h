@@ -146,6 +146,39 @@ inline float ReduceMax(Vec x) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+// Lane i of the result is what ReduceAdd or ReduceMax gives for x[i]: the same pairs, sixteen trees
+// side by side.
+template <typename Op>
+Vec ReduceEach(const Vec* x, Op op) {
+  __m512 half[8], quarter[4];
+  QUIRE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    QUIRE_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const __m512 a = x[8 * j + i].v, b = x[8 * j + i + 4].v;
+      half[2 * i + j] = op(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    const __m512 a = half[2 * i], b = half[2 * i + 1];
+    quarter[i] = op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  __m512 pair[2];
+  QUIRE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(quarter[2 * i]), b = _mm512_castps_pd(quarter[2 * i + 1]);
+    pair[i] =
+        op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return {op(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd))};
+}
+struct AddOp {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_add_ps(a, b); }
+};
+struct MaxOp {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
+};
+inline Vec ReduceAddEach(const Vec* x) { return ReduceEach(x, AddOp()); }
+inline Vec ReduceMaxEach(const Vec* x) { return ReduceEach(x, MaxOp()); }
+
 struct Wide {
   __m512d lo, hi;
 };

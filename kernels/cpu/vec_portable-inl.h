@@ -158,6 +158,18 @@ inline float ReduceMax(Vec x) {
   return x.lane[0];
 }
 
+// Lane i: of x[i].
+inline Vec ReduceAddEach(const Vec* x) {
+  float each[16];
+  for (int i = 0; i < 16; ++i) each[i] = ReduceAdd(x[i]);
+  return Load(each);
+}
+inline Vec ReduceMaxEach(const Vec* x) {
+  float each[16];
+  for (int i = 0; i < 16; ++i) each[i] = ReduceMax(x[i]);
+  return Load(each);
+}
+
 // Sums of 16 lanes in double; joined as above.
 struct Wide {
   double lane[16];
