@@ -29,9 +29,9 @@ ComputeType ResolveCompute(ComputeType want, DType stored) {
   if (stored == DType::kF32 || stored == DType::kF16 || ActiveIsa() < CpuIsa::kAvx2) {
     return ComputeType::kF32;
   }
-  if (ActiveIsa() == CpuIsa::kAmx) return ComputeType::kBF16;
+  if (stored != DType::kBF16) return ComputeType::kI8;
   // Without tiles bf16 costs what float32 does.
-  return stored != DType::kBF16 ? ComputeType::kI8 : ComputeType::kF32;
+  return ActiveIsa() == CpuIsa::kAmx ? ComputeType::kBF16 : ComputeType::kF32;
 }
 
 absl::StatusOr<ComputeType> FindCompute(std::string_view name) {

@@ -29,7 +29,7 @@ namespace {
 
 constexpr int32_t kStrip = 16;  // columns of a tile
 // Below, setting up a run costs more than tiles save.
-constexpr int64_t kFewestTiles = 2;
+constexpr int64_t kFewestAmxRows = 28;
 
 // Dots of 16 rows of x with 16 columns.
 using Dots = int32_t[kTileRows][kStrip];
@@ -268,7 +268,8 @@ void PanelOfType(DType type, const std::byte* panel, const Int8Rows& x, int64_t 
 
 void Int8PanelAmx(DType type, const std::byte* panel, const Int8Rows& x, int64_t first_tile,
                   int64_t num_tiles, float* c) {
-  if (num_tiles < amx_int8::kFewestTiles) {
+  const int64_t last = x.RowsOfTile(first_tile + num_tiles - 1);
+  if ((num_tiles - 1) * kTileRows + last < amx_int8::kFewestAmxRows) {
     return Int8PanelVnni(type, panel, x, first_tile, num_tiles, c);
   }
   amx_int8::PanelOfType(type, panel, x, first_tile, num_tiles, c);
