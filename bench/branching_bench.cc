@@ -192,7 +192,7 @@ void Streams(const Model& model, int rounds, int32_t count) {
       // Every second one greedy; all at an end at once, so that there are `count` to the end.
       auto request = NewRequest(i + 1, prompts[i], 96);
       request->sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;
-      request->seed = i * 1000 + static_cast<uint64_t>(round + 1);
+      request->seed = i * 1000 + static_cast<uint64_t>(round) + 1;
       request->sampling.num_logprobs = logprobs ? 0 : -1;
       requests.push_back(std::move(request));
     }
@@ -215,7 +215,7 @@ void Beams(const Model& model, int rounds) {
       auto samples = NewRequest(1, prompt, new_tokens);
       samples->sampling.temperature = 1;
       samples->sampling.n = 4;
-      samples->seed = static_cast<uint64_t>(round + 1);
+      samples->seed = static_cast<uint64_t>(round) + 1;
       auto beams = NewRequest(2, prompt, new_tokens);
       beams->beam.beam_width = 4;
       beams->beam.num_return_sequences = 4;
@@ -275,8 +275,8 @@ void Rows(const Model& model, int rounds) {
   const RootId root = blocks.InternRoot("rows");
   for (int32_t i = 0; i < counts.back(); ++i) {
     auto seq = std::make_unique<Sequence>();
-    seq->request = NewRequest(static_cast<RequestId>(i + 1), RandomTokens(rng, kContext + 1), 64);
-    seq->id = static_cast<SequenceId>(i + 1);
+    seq->request = NewRequest(static_cast<RequestId>(i) + 1, RandomTokens(rng, kContext + 1), 64);
+    seq->id = static_cast<SequenceId>(i) + 1;
     seq->tokens = seq->request->prompt;
     seq->tables = blocks.NewTables(root);
     ScheduledBatch fill;

@@ -58,7 +58,7 @@ void Measure(Proposer& proposer, const Kind& kind, size_t context, int num_seqs)
     auto request = std::make_shared<Request>();
     request->prompt.assign(texts.back().begin(),
                            texts.back().begin() + static_cast<std::ptrdiff_t>(context));
-    seq->id = static_cast<SequenceId>(i + 1);
+    seq->id = static_cast<SequenceId>(i) + 1;
     seq->tokens = request->prompt;
     seq->tokens.reserve(context + kSteps);
     seq->request = std::move(request);

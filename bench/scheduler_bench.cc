@@ -20,7 +20,8 @@
 #include "bench/scheduler_load.h"
 
 namespace {
-int64_t g_allocations = 0;
+// Counted by operator new, which has no other place for it.
+int64_t g_allocations = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 }  // namespace
 
 [[gnu::noinline]] void* operator new(std::size_t size) {

@@ -106,7 +106,7 @@ class SchedulerLoad {
           Token(static_cast<int64_t>(s.seq->id), s.seq->num_tokens());
     }
     // Spread over the order.
-    for (int32_t k = 0; k < ends_; ++k) {
+    for (int32_t k = 0; k < ends_ && num > 0; ++k) {
       const size_t row = (static_cast<size_t>(steps_) * 97 + static_cast<size_t>(k) * 131) % num;
       output_.rows[row].sampled.token = kEnd;
     }

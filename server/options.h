@@ -269,8 +269,8 @@ struct ServerOptions {
     visit(
         OptionInfo{
             "compute", "type",
-            "of products with weights; auto: float32 for weights of 16 or 32 bits, else bf16 "
-            "with AMX, int8 with AVX2",
+            "of products with weights; auto: int8 for quantised weights with AVX2, bf16 for "
+            "bfloat16 ones with AMX, else float32",
             0, 0, "", "auto|float32|bf16|int8"},
         o.compute);
     visit(OptionInfo{"quantization", "type",

@@ -160,7 +160,7 @@ class Simulation {
     s.output = *model_.Run(s.batch);
     const double us = cost_.StepUs(ShapeOf(s.batch));
     s.step_start_ns = now_ns_;
-    const double ns = std::min(us * 1e3, static_cast<double>(kLongestNs / 3));
+    const double ns = std::min(us * 1e3, static_cast<double>(kLongestNs) / 3);
     s.step_end_ns = now_ns_ + std::max<int64_t>(1, std::llround(ns));
     Watch(s);
   }

@@ -89,7 +89,7 @@ absl::Status GenerationClient::Stream(const v1::GenerateRequest& request, const 
     has_usage = event.has_usage();
     if (!on_event(event)) context.TryCancel();
   }
-  const absl::Status status = ToStatus(reader->Finish());
+  absl::Status status = ToStatus(reader->Finish());
   if (status.ok() && !has_usage) {
     return absl::DataLossError("the stream ended before all outputs had ended");
   }
