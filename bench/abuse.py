@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" 
 import abuse  # noqa: E402
 from daemon import Daemon, greedy, pb, rpc  # noqa: E402
 
-ENGINE = {"quire-engine", "quire-kernel"}
+ENGINE = {"quire-engine", "quire-kernel", "quire-pool"}
 
 
 def steady(port, seconds, out):

@@ -129,6 +129,7 @@ absl::StatusOr<StepOutput> ModelExecutor::Run(const ScheduledBatch& batch) {
   StepOutput output;
   const kernels::StepScope step(profile_, batch.num_tokens,
                                 static_cast<int32_t>(batch.seqs.size()));
+  const PoolToucher::StepScope touched(toucher_, blocks_.pools());
   const auto before = std::chrono::steady_clock::now();
   storage_.Copy(batch.copies, blocks_.fills());
   output.page_ops_us =

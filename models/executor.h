@@ -14,6 +14,7 @@
 #include "models/model.h"
 #include "paged_cache/block_manager.h"
 #include "paged_cache/page_storage.h"
+#include "paged_cache/pool_toucher.h"
 #include "sampling/sampler.h"
 #include "scheduler/executor.h"
 
@@ -59,6 +60,8 @@ class ModelExecutor : public Executor {
   size_t arena_peak() const { return arena_.peak(); }
   // Null: no profile. It outlives the executor.
   void set_profile(kernels::OpProfile* profile) { profile_ = profile; }
+  // It is told of each step; null: none. It outlives the executor.
+  void set_toucher(PoolToucher* toucher) { toucher_ = toucher; }
 
  private:
   // A row of logits, and what is made of it.
@@ -86,6 +89,7 @@ class ModelExecutor : public Executor {
   std::vector<int32_t> masks_;           // of a step's rows with a grammar; reused
   std::span<const float> last_logits_;
   kernels::OpProfile* profile_ = nullptr;
+  PoolToucher* toucher_ = nullptr;
 };
 
 }  // namespace quire

@@ -56,6 +56,11 @@ std::string MemoryProfile::ToString() const {
       "{})",
       mib(kv_pool), num_blocks, block_size, static_cast<double>(block_bytes) / 1024,
       bytes_per_token, rule);
+  if (prefault > 0) {
+    s += fmt::format("\n  ready ahead    {:>10.1f} MiB  ({})", mib(can_prefault ? prefault : 0),
+                     can_prefault ? "made ready in the background before it is used"
+                                  : "this kernel has no MADV_POPULATE_WRITE, which Linux 5.14 has");
+  }
   for (size_t i = 0; pools.size() > 1 && i < pools.size(); ++i) {
     s += fmt::format("\n  pool {}         {:>10.1f} MiB  ({} blocks, {:.1f} KiB each)", i,
                      mib(pools[i].num_blocks * pools[i].block_bytes), pools[i].num_blocks,

@@ -51,6 +51,8 @@ struct MemoryProfile {
   int64_t host_cache = 0;                        // host tier; of the same memory unless a device's
   int64_t draft_model = 0;                       // its weights, its cache, its activations
   int64_t kv_pool = 0;                           // all pools
+  int64_t prefault = 0;                          // of the pools, made ready ahead of use
+  bool can_prefault = true;                      // the kernel can do it
   int64_t block_bytes = 0;                       // of the main pool
   int64_t bytes_per_token = 0;
   int32_t num_blocks = 0;  // of the main pool

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/cpu_topology.h"
 #include "base/device_memory.h"
 #include "base/thread_pool.h"
 #include "kernels/attention_choice.h"
@@ -15,6 +16,7 @@
 #include "models/rope_config.h"
 #include "models/weights/fingerprint.h"
 #include "models/weights/main_format.h"
+#include "paged_cache/pool_toucher.h"
 
 namespace quire {
 namespace {
@@ -68,6 +70,9 @@ class Runtime : public ModelRuntime {
   absl::StatusOr<CacheTransfer> SaveCache(const std::string& directory) override;
   absl::StatusOr<CacheTransfer> LoadCache(const std::string& directory) override;
   const PageFileStore* cache_files() const override { return files_.get(); }
+  void WaitForPrefault() override {
+    if (toucher_ != nullptr) toucher_->Wait();
+  }
   BlockManager& block_manager() override { return *blocks_; }
   Executor& executor() override { return *executor_; }
   DraftModelProposer* draft_model() override { return draft_.get(); }
@@ -79,6 +84,7 @@ class Runtime : public ModelRuntime {
 
  private:
   absl::Status BuildCache();
+  void StartPrefault(std::span<const int32_t> num_pages);
   absl::StatusOr<std::unique_ptr<PageFileStore>> OpenFiles(const std::string& directory,
                                                            int64_t max_bytes);
   std::string ConfigText() const;
@@ -106,6 +112,7 @@ class Runtime : public ModelRuntime {
   std::vector<PagePool> host_pools_;
   std::unique_ptr<PageFileStore> files_;  // the file tier, or null
   std::unique_ptr<PageStorage> storage_;
+  std::unique_ptr<PoolToucher> toucher_;  // null: none; it works on storage_
   std::unique_ptr<BlockManager> blocks_;
   std::string page_fingerprint_;  // of all that decides a page's bytes; set with cache_directory
   std::unique_ptr<ModelExecutor> executor_;
@@ -172,6 +179,7 @@ absl::Status Runtime::Init(const RuntimeOptions& options) {
   RETURN_IF_ERROR(BuildCache());
   executor_ = std::make_unique<ModelExecutor>(*model_, *blocks_, *storage_, *pool_,
                                               static_cast<size_t>(profile_.activation_peak));
+  executor_->set_toucher(toucher_.get());
   return absl::OkStatus();
 }
 
@@ -233,6 +241,7 @@ absl::Status Runtime::BuildCache() {
     for (const int32_t n : num_host) host_pools_.emplace_back(n, layout.block_size);
   }
   ASSIGN_OR_RETURN(storage_, PageStorage::Create(layout, num_pages, most, num_host));
+  StartPrefault(num_pages);
   blocks_ = std::make_unique<BlockManager>(layout, page_pools_, cache, host_pools_);
   if (options_.cache_directory.empty()) return absl::OkStatus();
   page_fingerprint_ = fmt::format(
@@ -249,6 +258,18 @@ absl::Status Runtime::BuildCache() {
                    OpenFiles(options_.cache_directory + "/tier", options_.cache_directory_bytes));
   blocks_->AttachFiles(*files_, *storage_);
   return absl::OkStatus();
+}
+
+// Reserve and activations are still to be taken of what is available; so is what others may want.
+void Runtime::StartPrefault(std::span<const int32_t> num_pages) {
+  constexpr int64_t kShareOfOthers = 16;  // of the limit, one part in so many
+  if (profile_.prefault == 0 || !profile_.can_prefault) return;
+  toucher_ = std::make_unique<PoolToucher>(
+      *storage_, num_pages,
+      PoolToucherOptions{.ahead_bytes = profile_.prefault,
+                         .keep_free_bytes = profile_.activation_peak + profile_.reserve +
+                                            profile_.limit / kShareOfOthers,
+                         .beside_steps = std::ssize(AllowedCpus()) > pool_->num_threads()});
 }
 
 absl::StatusOr<std::unique_ptr<PageFileStore>> Runtime::OpenFiles(const std::string& directory,
@@ -302,6 +323,7 @@ absl::Status Runtime::SetNumBlocks(Scheduler& scheduler, int32_t num_blocks) {
     std::vector<PageId> retired;
     RETURN_IF_ERROR(scheduler.ResizePool(i, pages[i], retired));
     storage_->Copy(blocks_->TakeOps(), blocks_->fills());  // saves what was evicted
+    if (toucher_ != nullptr) toucher_->SetUsable(static_cast<int32_t>(i), pages[i]);
     storage_->Discard(static_cast<int32_t>(i), retired);
     profile_.pools[i].num_blocks = pages[i];
   }
@@ -409,6 +431,11 @@ absl::Status Runtime::Profile(const RuntimeOptions& options) {
   p.kv_pool = BytesOfPools(layout, pages);
   for (size_t i = 0; i < pages.size(); ++i) {
     p.pools.push_back({pages[i], static_cast<int64_t>(layout.pools[i].page_bytes)});
+  }
+  // A device's pools are not the host's memory.
+  if (options.device_memory == nullptr) {
+    p.prefault = std::min(int64_t{options.prefault_mib} << 20, p.kv_pool);
+    p.can_prefault = PoolToucher::Supported();
   }
   const int32_t longest = LongestInPools(layout, mix, pages);
   const int64_t hard_room = p.available - p.weights - others;

@@ -46,6 +46,7 @@ struct RuntimeOptions {
   int64_t host_cache_memory_bytes = 0;  // host tier, for pages evicted or swapped out; 0 = none
   std::string cache_directory;          // where SaveCache and LoadCache work; "" = nowhere
   int64_t cache_directory_bytes = 0;    // of it, most that the file tier takes; 0 = no file tier
+  int32_t prefault_mib = 0;             // of the pools, made ready ahead of use; 0 = none
   double max_pinned_share = 0.5;        // of each pool, most that pins may hold
   std::string prefix_hash_algorithm = "xxh3";  // xxh3, sha256_cbor
   int32_t max_num_blocks = 0;  // that num_blocks may grow to one day; 0 = what the limit allows
@@ -76,6 +77,9 @@ class ModelRuntime {
   virtual const std::vector<std::string>& notes() const = 0;
   // Metadata for the tokenizer; null for a safetensors directory.
   virtual const GgufFile* gguf() const = 0;
+
+  // Blocks until what prefault_mib asks for is ready: for measurements, before any step.
+  virtual void WaitForPrefault() = 0;
 
   virtual BlockManager& block_manager() = 0;
   virtual Executor& executor() = 0;

@@ -38,6 +38,7 @@ bool PagePool::Take(std::span<PageId> out) {
     if (blank_.empty()) Drop(Victim(), DropReason::kEvicted);
     page = blank_.back();
     blank_.pop_back();
+    highest_taken_ = std::max(highest_taken_, page);
     if (blank_.size() >= kAhead) __builtin_prefetch(&at(blank_[blank_.size() - kAhead]));
     Page& p = at(page);
     p.refs = 1;
@@ -244,7 +245,7 @@ void PagePool::BecomeBlank(PageId page) {
 void PagePool::Retire(PageId page) {
   --num_to_retire_;
   at(page).retired = true;
-  PushBack(retired_, page);
+  PushFront(retired_, page);  // the highest go first, so they come back in ascending order
   ++num_retired_;
 }
 

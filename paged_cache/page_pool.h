@@ -115,6 +115,9 @@ class PagePool {
   int32_t num_to_retire() const { return num_to_retire_; }
   // Page ids are below it; it only grows.
   int32_t num_ids() const { return static_cast<int32_t>(pages_.size()); }
+  // The highest id that Take ever gave out; 0: none. New ids are given out in ascending order,
+  // unless take_from_top.
+  PageId highest_taken() const { return highest_taken_; }
   // References of all tables: what the active pages would be without sharing.
   int64_t num_refs() const { return num_refs_; }
   // Pages with more than one of them.
@@ -225,6 +228,7 @@ class PagePool {
   std::array<List, kNumEvictionClasses> cached_;                            // front = evicted first
   std::array<uint64_t, (kNumEvictionClasses + 63) / 64> cached_classes_{};  // bit: list not empty
   int32_t num_usable_ = 0;
+  PageId highest_taken_ = kNullPage;
   int32_t num_cached_ = 0;
   int32_t num_retired_ = 0;
   int32_t num_to_retire_ = 0;

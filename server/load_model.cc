@@ -156,6 +156,7 @@ RuntimeOptions ToRuntimeOptions(const ServerOptions& options) {
           .host_cache_memory_bytes = options.host_cache_memory_bytes,
           .cache_directory = options.cache_directory,
           .cache_directory_bytes = options.cache_directory_bytes,
+          .prefault_mib = options.prefault_mib,
           .max_pinned_share = options.max_pinned_share,
           .prefix_hash_algorithm = options.prefix_hash_algorithm,
           .max_num_blocks = options.max_num_blocks,

@@ -60,6 +60,7 @@ struct ServerOptions {
   int32_t num_blocks = 0;
   int64_t kv_cache_memory_bytes = 0;
   double memory_utilization = 0.8;
+  int32_t prefault_mib = 256;
   std::string kv_cache_dtype = "auto";
   bool enable_prefix_caching = true;
   std::string prefix_hash_algorithm = "xxh3";
@@ -222,6 +223,11 @@ struct ServerOptions {
                      "of the memory that this process may use; weights and buffers included", 0.01,
                      1, "gpu_memory_utilization"},
           o.memory_utilization);
+    visit(OptionInfo{"prefault_mib", "MiB",
+                     "of the pool's memory that are made ready ahead of use, in the background; 0: "
+                     "memory comes when it is first written, within a step",
+                     0, 1 << 20},
+          o.prefault_mib);
     visit(OptionInfo{"kv_cache_dtype", "type", "of keys and values in the pool", 0, 0,
                      "cache_dtype", "auto|float32|bfloat16|float16|int8"},
           o.kv_cache_dtype);

@@ -75,8 +75,8 @@ int BenchFront::Run() {
     if (!status.ok()) failure = Explain(status, address_.AdminTarget());
     Cpu now{.front_ms = info.cpu_ms()};
     for (const pb::ThreadCpu& t : info.threads()) {
-      static const std::set<std::string> kComputes = {"quire-engine", "quire-kernel",
-                                                      "quire-files"};
+      static const std::set<std::string> kComputes = {"quire-engine", "quire-kernel", "quire-files",
+                                                      "quire-pool"};
       if (kComputes.contains(t.name())) now.engine_ms += t.cpu_ms();
     }
     now.front_ms -= now.engine_ms;

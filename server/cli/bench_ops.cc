@@ -77,6 +77,7 @@ int BenchOps::Run() const {
       ModelRuntime::Load(ToRuntimeOptions(*options));
   if (!loaded.ok()) return Fail(kExitFailed, Message(loaded.status()).c_str());
   ModelRuntime& runtime = **loaded;
+  runtime.WaitForPrefault();
   const kernels::MachinePeaks peaks =
       kernels::MeasurePeaks(runtime.num_threads(), static_cast<size_t>(runtime.memory().weights));
   kernels::OpProfile profile(runtime.num_threads(),
