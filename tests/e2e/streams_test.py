@@ -19,7 +19,7 @@ SCRIPTS = [  # ranges of letters
     (0x12000, 0x12398), (0x1D400, 0x1D454), (0x1F600, 0x1F64F), (0x20000, 0x2A6D6)]
 CLUSTERS = [  # several code points that are read as one
     "👨‍👩‍👧‍👦", "👩🏽‍🚀", "🏳️‍🌈", "🇯🇵", "🇧🇷", "1️⃣", "❤️‍🔥",  # joiners, skin, flags, keycaps
-    "e\u0301", "o\u0302\u0323", "Z\u0351\u036b\u0343", "n\u0303", "\u1112\u1161\u11ab",  # marks, jamo
+    "e\u0301", "o\u0302\u0323", "Z\u0351\u036b\u0343", "\u1112\u1161\u11ab",  # marks, jamo
     "क्षि", "ज्ञ", "र्‍य", "நௌ", "ക്ഷ", "က္က", "ខ្មែ", "กำ", "นี้",  # conjuncts, vowels, tones
     "بِسْمِ", "لا", "שָׁלוֹם", "می‌خواهم", "\u202bאב\u202c", "禰󠄀", "か゚", "༄༅།", "ꦏꦿ"]
 BREAKS = [" ", "", "\n", "، ", "。", "\r\n\t", " \u00a0", "\u3000", "—"]
