@@ -6,6 +6,7 @@ if(QUIRE_SERVER)
   quire_test(kv_event_hub_test DEPS server)
   quire_test(kv_event_daemon_test DEPS server TIMEOUT 600)
   quire_test(client_library_test DEPS server clients TIMEOUT 600)
+  quire_test(client_library_secure_test DEPS server clients TIMEOUT 600)
   function(quire_events_e2e_test name python)
     add_test(NAME e2e_${name}_test
       COMMAND ${python} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}_test.py)

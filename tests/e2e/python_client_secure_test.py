@@ -141,6 +141,17 @@ class SecureTest(unittest.TestCase):
         self.assert_fails(UnavailableError, address, tls=Tls(
             ca=self.ca.cert, certificate=self.impostor[0], key=self.impostor[1]))
 
+    def test_keys_that_no_header_can_hold(self):
+        for kind in (Client, AsyncClient):
+            for key in (self.alice + "\n", "k\u00e4se" + self.alice, self.alice + "\0"):
+                with self.assertRaises(ValueError) as caught:
+                    kind("localhost:1", api_key=key)
+                self.assertIn("api_key", str(caught.exception))
+                self.assertNotIn(self.alice, str(caught.exception))
+        result = run("generate", "--port", "1", "hi", env={"QUIRE_API_KEY": self.alice + "\n"})
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("api_key", result.stderr)
+
     def test_files_that_are_not_there(self):
         for kind in (Client, AsyncClient):
             with self.assertRaises(FileNotFoundError):
