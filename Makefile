@@ -16,6 +16,7 @@ test: ## install what is missing, build and pass all tests
 	@deploy/fetch-xgrammar.sh >/dev/null
 	@deploy/client-venv.sh >/dev/null
 	@deploy/fetch-http-clients.sh >/dev/null
+	@deploy/fetch-guidellm.sh >/dev/null
 	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --preset release

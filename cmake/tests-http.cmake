@@ -15,4 +15,16 @@ if(QUIRE_SERVER)
     "QUIRE_BINARY=$<TARGET_FILE:quire>;QUIRE_STUBS=${CMAKE_BINARY_DIR}/gen-python;\
 QUIRE_SMOLLM2=${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf;\
 QUIRE_HTTP_CLIENTS=${CMAKE_SOURCE_DIR}/build/http-clients")
+
+  add_test(NAME e2e_streams_test
+    COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/streams_test.py)
+  set_tests_properties(e2e_streams_test PROPERTIES TIMEOUT 900 ENVIRONMENT
+    "QUIRE_BINARY=$<TARGET_FILE:quire>;QUIRE_STUBS=${stubs};QUIRE_SMOLLM2=${smollm2}")
+
+  # A load client from PyPI: deploy/fetch-guidellm.sh.
+  add_test(NAME e2e_guidellm_test
+    COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/guidellm_test.py)
+  set_tests_properties(e2e_guidellm_test PROPERTIES TIMEOUT 900 ENVIRONMENT
+    "QUIRE_BINARY=$<TARGET_FILE:quire>;QUIRE_STUBS=${stubs};QUIRE_SMOLLM2=${smollm2};\
+QUIRE_GUIDELLM=${CMAKE_SOURCE_DIR}/build/guidellm/bin/python")
 endif()

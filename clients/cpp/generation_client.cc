@@ -34,6 +34,11 @@ class KeyInterceptors final : public grpc::experimental::ClientInterceptorFactor
   const std::string value_;
 };
 
+// What a header may hold. gRPC aborts the process for anything else.
+bool IsHeaderValue(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 void SetTimeout(grpc::ClientContext& context, const GenerationClient::Timeout& timeout) {
   if (timeout) context.set_deadline(std::chrono::system_clock::now() + *timeout);
 }
@@ -46,6 +51,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const ConnectOptions& o) 
   }
   if (!o.tls && !(o.root_certificates.empty() && o.client_key.empty())) {
     return InvalidArgument("certificates are given, but tls=false; set tls");
+  }
+  if (!IsHeaderValue(o.api_key)) {
+    return InvalidArgument("api_key has a byte that is not printable ASCII, such as a line's end");
   }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);

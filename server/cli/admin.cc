@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "clients/cpp/generation_client.h"
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/cli/admin_text.h"
 #include "server/cli/client.h"
@@ -75,7 +76,8 @@ class Client {
     PrepareFor(context, timeout_s);
     Reply reply;
     const grpc::Status status = (*stub_.*call)(&context, request, &reply);
-    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address.AdminTarget()).c_str());
+    if (!status.ok())
+      return Fail(kExitFailed, Explain(ToStatus(status), o_.address.AdminTarget()).c_str());
     if (o_.json) return PrintJson(reply);
     fmt::print("{}", print(reply));
     return 0;
@@ -93,7 +95,8 @@ class Client {
     Batch batch;
     while (reader->Read(&batch)) all.MergeFrom(batch);
     const grpc::Status status = reader->Finish();
-    if (!status.ok()) return Fail(kExitFailed, Explain(status, o_.address.AdminTarget()).c_str());
+    if (!status.ok())
+      return Fail(kExitFailed, Explain(ToStatus(status), o_.address.AdminTarget()).c_str());
     if (o_.json) return PrintJson(all);
     fmt::print("{}", print(all));
     if (all.truncated()) {

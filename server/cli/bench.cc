@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "bench/workloads.h"
+#include "clients/cpp/generation_client.h"
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/cli/bench_front.h"
 #include "server/cli/bench_ops.h"
@@ -120,7 +121,7 @@ int RunBench(const BenchOptions& o) {
   const grpc::Status status =
       pb::Admin::NewStub(o.address.ConnectAdmin())->GetModelInfo(&context, {}, &model);
   if (!status.ok()) {
-    return Fail(kExitFailed, Explain(status, o.address.AdminTarget()).c_str());
+    return Fail(kExitFailed, Explain(ToStatus(status), o.address.AdminTarget()).c_str());
   }
   JsonWriter json;
   json.BeginArray();
@@ -154,7 +155,7 @@ int RunSharing(const BenchOptions& o) {
   const grpc::Status status =
       pb::Admin::NewStub(o.address.ConnectAdmin())->GetModelInfo(&context, {}, &model);
   if (!status.ok()) {
-    return Fail(kExitFailed, Explain(status, o.address.AdminTarget()).c_str());
+    return Fail(kExitFailed, Explain(ToStatus(status), o.address.AdminTarget()).c_str());
   }
   constexpr size_t kPrefix = 512;
   std::vector<double> ratios;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "clients/cpp/generation_client.h"
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/cli/commands.h"
 #include "server/cli/send_all.h"
@@ -72,7 +73,7 @@ int BenchFront::Run() {
     grpc::ClientContext context;
     pb::ServerInfo info;
     const grpc::Status status = admin->GetServerInfo(&context, {}, &info);
-    if (!status.ok()) failure = Explain(status, address_.AdminTarget());
+    if (!status.ok()) failure = Explain(ToStatus(status), address_.AdminTarget());
     Cpu now{.front_ms = info.cpu_ms()};
     for (const pb::ThreadCpu& t : info.threads()) {
       static const std::set<std::string> kComputes = {"quire-engine", "quire-kernel", "quire-files",
@@ -85,13 +86,10 @@ int BenchFront::Run() {
   pb::GenerateRequest prompt;
   prompt.set_text(Prose(prompt_bytes_));
   if (token_ids_) {
-    pb::TokenizeRequest text;
-    text.set_text(prompt.text());
-    pb::TokenizeResponse tokens;
-    grpc::ClientContext context;
-    const grpc::Status status = stub->Tokenize(&context, text, &tokens);
-    if (!status.ok()) return Fail(kExitFailed, Explain(status, address_).c_str());
-    *prompt.mutable_token_ids()->mutable_ids() = tokens.token_ids();
+    const absl::StatusOr<std::vector<TokenId>> ids =
+        GenerationClient(channel).Tokenize(prompt.text());
+    if (!ids.ok()) return Fail(kExitFailed, Explain(ids.status(), address_).c_str());
+    prompt.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
   }
   pb::GenerateRequest short_prompt;
   if (token_ids_) {

@@ -11,40 +11,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "clients/cpp/generation_client.h"
 #include "server/access/read_file.h"
 #include "server/access/security_options.h"
 #include "server/cli/commands.h"
 
 namespace quire {
 namespace {
-
-// Puts the key into every call. Call credentials would do that for TLS only.
-class KeyInterceptor final : public grpc::experimental::Interceptor {
- public:
-  explicit KeyInterceptor(const std::string& value) : value_(value) {}
-  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
-    if (methods->QueryInterceptionHookPoint(
-            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
-      methods->GetSendInitialMetadata()->insert({"authorization", value_});
-    }
-    methods->Proceed();
-  }
-
- private:
-  const std::string& value_;
-};
-
-class KeyInterceptors final : public grpc::experimental::ClientInterceptorFactoryInterface {
- public:
-  explicit KeyInterceptors(const std::string& key) : value_("Bearer " + key) {}
-  grpc::experimental::Interceptor* CreateClientInterceptor(
-      grpc::experimental::ClientRpcInfo*) override {
-    return new KeyInterceptor(value_);
-  }
-
- private:
-  const std::string value_;
-};
 
 std::string FileOrDie(const std::string& path) {
   if (path.empty()) return {};
@@ -56,23 +29,21 @@ std::string FileOrDie(const std::string& path) {
 
 std::shared_ptr<grpc::Channel> ConnectTo(const ServerAddress& a, const std::string& target) {
   gpr_set_log_function([](gpr_log_func_args*) {});  // the status says it
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
-  if ((a.tls || !a.ca_cert.empty()) && target.rfind("unix:", 0) != 0) {
-    credentials = grpc::SslCredentials({FileOrDie(a.ca_cert), FileOrDie(a.key), FileOrDie(a.cert)});
+  ConnectOptions options{.address = target};
+  if (const char* const key = std::getenv("QUIRE_API_KEY"); key != nullptr) options.api_key = key;
+  const bool tls = a.tls || !a.ca_cert.empty() || !a.cert.empty();
+  if (tls && target.rfind("unix:", 0) != 0) {
+    options.tls = true;
+    options.root_certificates = FileOrDie(a.ca_cert);
+    options.client_certificate = FileOrDie(a.cert);
+    options.client_key = FileOrDie(a.key);
   }
-  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
-  if (const char* const key = std::getenv("QUIRE_API_KEY"); key != nullptr && *key != '\0') {
-    interceptors.push_back(std::make_unique<KeyInterceptors>(key));
-  }
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(options);
+  if (!channel.ok()) std::exit(Fail(kExitUsage, Message(channel.status()).c_str()));
   // Kept until the process ends: taking the last channel down races with gRPC 1.51's own callback
   // thread, which then aborts (one `quire bench serve` in thirty).
   static auto* const channels = new std::vector<std::shared_ptr<grpc::Channel>>;
-  channels->push_back(grpc::experimental::CreateCustomChannelWithInterceptors(
-      target, credentials, arguments, std::move(interceptors)));
+  channels->push_back(*std::move(channel));
   return channels->back();
 }
 
@@ -109,8 +80,10 @@ void ServerAddress::AddOptions(CLI::App& app) {
   app.add_flag("--tls", tls, "the server speaks TLS");
   app.add_option("--ca-cert", ca_cert, "PEM file that the server's certificate is checked with")
       ->type_name("path");
-  app.add_option("--cert", cert, "PEM file of a client certificate")->type_name("path");
-  app.add_option("--key", key, "PEM file of its key")->type_name("path");
+  auto* const shown = app.add_option("--cert", cert, "PEM file of a client certificate");
+  auto* const its_key = app.add_option("--key", key, "PEM file of its key");
+  shown->type_name("path")->needs(its_key);
+  its_key->type_name("path")->needs(shown);
   app.footer("A key is read from the environment variable QUIRE_API_KEY.");
 }
 
@@ -138,17 +111,16 @@ std::shared_ptr<grpc::Channel> ServerAddress::ConnectAdmin() const {
   return ConnectTo(*this, AdminTarget());
 }
 
-std::string Explain(const grpc::Status& status, const std::string& target) {
-  const std::string code =
-      absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return fmt::format("{}: {} ({}); is `quire serve` running there?", code, status.error_message(),
+std::string Explain(const absl::Status& status, const std::string& target) {
+  const std::string code = absl::StatusCodeToString(status.code());
+  if (absl::IsUnavailable(status)) {
+    return fmt::format("{}: {} ({}); is `quire serve` running there?", code, Message(status),
                        target);
   }
-  return fmt::format("{}: {}", code, status.error_message());
+  return fmt::format("{}: {}", code, Message(status));
 }
 
-std::string Explain(const grpc::Status& status, const ServerAddress& address) {
+std::string Explain(const absl::Status& status, const ServerAddress& address) {
   return Explain(status, address.ToString());
 }
 

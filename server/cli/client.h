@@ -1,4 +1,5 @@
-// server/cli/client.h -- what the gRPC clients of `quire` share.
+// server/cli/client.h -- what the gRPC clients of `quire` share: options and error texts around the
+// client library (clients/cpp).
 //
 // A key is read from QUIRE_API_KEY and nowhere else: a flag would show it to everybody on the
 // machine.
@@ -9,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+
+#include "absl/status/status.h"
 
 namespace CLI {
 class App;
@@ -39,7 +42,7 @@ struct ServerAddress {
 };
 
 // "UNAVAILABLE: ..." with the remedy for a server that is not there. target: that was called.
-std::string Explain(const grpc::Status& status, const std::string& target);
-std::string Explain(const grpc::Status& status, const ServerAddress& address);
+std::string Explain(const absl::Status& status, const std::string& target);
+std::string Explain(const absl::Status& status, const ServerAddress& address);
 
 }  // namespace quire

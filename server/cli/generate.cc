@@ -18,7 +18,6 @@
 #include "quire/v1/quire.grpc.pb.h"
 #include "server/cli/client.h"
 #include "server/cli/commands.h"
-#include "server/grpc/status.h"
 
 namespace quire {
 namespace {
@@ -187,7 +186,7 @@ int RunGenerate(GenerateOptions& o) {
   if (n <= 1) std::fputc('\n', stdout);
   if (o.stats && last.has_usage()) PrintStats(last);
   if (o.stats && !scores.empty()) fmt::print(stderr, "scores {}\n", fmt::join(scores, ", "));
-  if (!status.ok()) return Fail(kExitFailed, Explain(ToGrpc(status), o.address).c_str());
+  if (!status.ok()) return Fail(kExitFailed, Explain(status, o.address).c_str());
   return 0;
 }
 

@@ -1,6 +1,5 @@
 #include "server/cli/send_all.h"
 
-#include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/status.h"
+#include "clients/cpp/generation_client.h"
 
 namespace quire {
 namespace {
@@ -82,9 +81,7 @@ class Sender {
     {
       const std::lock_guard lock(mutex_);
       if (!status.ok() && totals_.error.empty()) {
-        totals_.error = fmt::format(
-            "{}: {}", absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())),
-            status.error_message());
+        totals_.error = ToStatus(status).ToString();
       }
       totals_.output_tokens += usage.completion_tokens();
       totals_.cached_tokens += usage.cached_tokens();

@@ -5,41 +5,13 @@ import pathlib
 import shutil
 import socket
 import ssl
-import subprocess
 import tempfile
 import unittest
 
 import grpc
 
+from certificates import Authority
 from daemon import Daemon, eventually, greedy, rpc, run
-
-
-def openssl(*args):
-    made = subprocess.run(["openssl", *args], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
-
-
-class Authority:
-    """A CA in a folder, and what it signs."""
-
-    def __init__(self, folder, name):
-        self.folder = pathlib.Path(folder)
-        self.key, self.cert = self.folder / f"{name}.key", self.folder / f"{name}.pem"
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-                "-nodes", "-keyout", str(self.key), "-out", str(self.cert), "-days", "2",
-                "-subj", f"/CN={name}")
-
-    def issue(self, name):
-        """(certificate, key) as files, for localhost and 127.0.0.1."""
-        key, request = self.folder / f"{name}.key", self.folder / f"{name}.csr"
-        cert, extensions = self.folder / f"{name}.pem", self.folder / f"{name}.ext"
-        extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
-        openssl("x509", "-req", "-in", str(request), "-CA", str(self.cert), "-CAkey",
-                str(self.key), "-CAcreateserial", "-days", "2", "-extfile", str(extensions),
-                "-out", str(cert))
-        return cert, key
 
 
 def code_of(channel):

@@ -72,8 +72,8 @@ class AsyncClient:
                  tls: Union[bool, _connection.Tls, None] = None, timeout: Optional[float] = None,
                  admin_address: Optional[str] = None,
                  options: Sequence[Tuple[str, Union[int, str]]] = ()) -> None:
-        self._channel = _connection.aio_channel(address, tls, options)
         self._metadata = _connection.metadata(api_key)
+        self._channel = _connection.aio_channel(address, tls, options)
         self._timeout = timeout
         self._generation = rpc.GenerationStub(self._channel)
         self._admin_channel = self._channel

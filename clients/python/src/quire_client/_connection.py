@@ -71,4 +71,8 @@ def aio_channel(address: str, tls: Union[bool, Tls, None],
 
 
 def metadata(api_key: Optional[str]) -> Metadata:
-    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    if not api_key:
+        return ()
+    if not all(" " <= c <= "~" for c in api_key):  # gRPC's own error would show the key
+        raise ValueError("api_key has a character that is not printable ASCII, such as a line's end")
+    return (("authorization", f"Bearer {api_key}"),)
