@@ -5,6 +5,8 @@ if(QUIRE_SERVER)
   quire_test(kv_event_encoding_test DEPS server)
   quire_test(kv_event_hub_test DEPS server)
   quire_test(kv_event_daemon_test DEPS server TIMEOUT 600)
+  quire_test(kv_event_messages_test DEPS server)
+  quire_test(kv_event_services_test DEPS server TIMEOUT 600)
   quire_test(client_library_test DEPS server clients TIMEOUT 600)
   function(quire_events_e2e_test name python)
     add_test(NAME e2e_${name}_test
