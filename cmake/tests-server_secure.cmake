@@ -2,6 +2,7 @@
 if(QUIRE_SERVER)
   quire_test(access_test DEPS server)
   quire_test(metrics_test DEPS server)
+  quire_test(token_rate_test DEPS server)
   quire_test(server_metrics_test DEPS server TIMEOUT 600)
   foreach(name security tls metrics)
     add_test(NAME e2e_${name}_test

@@ -3,6 +3,7 @@
 if(QUIRE_SERVER)
   quire_test(grpc_requests_test DEPS server)
   quire_test(grpc_answers_test DEPS server)
+  quire_test(error_words_test DEPS server TIMEOUT 600)
 
   add_custom_command(
     OUTPUT ${stubs}/others.desc
@@ -19,7 +20,7 @@ if(QUIRE_SERVER)
   add_custom_target(other_descriptors ALL DEPENDS ${stubs}/others.desc)
 
   set(grpc_clients ${CMAKE_SOURCE_DIR}/build/grpc-clients/bin/python)
-  foreach(name vllm_engine kserve gateway openengine)
+  foreach(name vllm_engine kv_events kserve gateway openengine)
     set(python ${grpc_clients})
     if(name STREQUAL "openengine")
       set(python ${QUIRE_GRPC_PYTHON})  # knows what reflection tells, and no more

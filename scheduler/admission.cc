@@ -47,10 +47,16 @@ absl::Status Scheduler::CanEverRun(const Request& request) const {
                            request.beam.on() ? "beam_width" : "n", n, options_.max_num_seqs);
   }
   if (prompt + max_tokens > options_.max_model_len) {
+    if (prompt >= options_.max_model_len) {
+      return InvalidArgument(
+          "prompt has {} tokens, limit is {} (max_model_len={} less one new token); shorten the "
+          "prompt",
+          prompt, options_.max_model_len - 1, options_.max_model_len);
+    }
     return InvalidArgument(
-        "prompt has {} tokens, limit is {} (max_model_len={} - max_tokens={}); shorten the prompt "
-        "or lower max_tokens",
-        prompt, options_.max_model_len - max_tokens, options_.max_model_len, max_tokens);
+        "max_tokens={} exceeds {}: the prompt has {} tokens of max_model_len={}; lower it or "
+        "shorten the prompt",
+        max_tokens, options_.max_model_len - prompt, prompt, options_.max_model_len);
   }
   const PageNeed need = WorstCase(request);
   for (size_t i = 0; i < need.size(); ++i) {

@@ -109,9 +109,14 @@ void Scheduler::PutIn(LiveRequest& live, std::unique_ptr<Sequence> seq) {
 void Scheduler::EndBeams(LiveRequest& live, std::vector<TokenEvent>& events) {
   const std::vector<Hypothesis> best = live.beam->Best();
   if (best.empty()) {
+    // Without any ban no logit was usable, which is no fault of the request's.
+    const Request& request = *live.request;
+    const bool is_bound = request.grammar != nullptr || !request.sampling.bad_words.empty() ||
+                          !request.sampling.allowed_token_ids.empty();
     EndRequest(live, FinishReason::kError,
-               Error(absl::StatusCode::kInternal,
-                     "no token may follow: all are banned (bad_words, allowed_token_ids, grammar)"),
+               Error(is_bound ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kInternal,
+                     "no token may follow: all are banned by bad_words, allowed_token_ids or "
+                     "guided; allow more"),
                events);
     return;
   }

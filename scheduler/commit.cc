@@ -186,13 +186,24 @@ void Scheduler::AppendToken(const LiveSeq& s, const Sampled& sampled,
   }
 }
 
-// ERRORS: kInternal: the token is not one that the grammar allows, which only a row without any
-// usable logit brings; whatever the matcher says of a grammar that costs too much.
+// ERRORS: the token is not one that the grammar allows, which only a row without any usable logit
+// brings: kFailedPrecondition if the request's own bans may have left none, else kInternal;
+// whatever the matcher says of a grammar that costs too much.
 absl::Status Scheduler::FollowGrammar(Sequence& seq, TokenId token) {
   if (seq.grammar == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(seq.grammar->status());
   if (!seq.grammar->Accept(token)) {
     RETURN_IF_ERROR(seq.grammar->status());
+    const SamplingParams& sampling = seq.request->sampling;
+    if (!sampling.allowed_token_ids.empty() || !sampling.bad_words.empty()) {
+      return Error(absl::StatusCode::kFailedPrecondition,
+                   "{} and guided leave no token after {} tokens of output; allow more tokens or "
+                   "give one of them",
+                   sampling.allowed_token_ids.empty() ? "bad_words"
+                   : sampling.bad_words.empty()       ? "allowed_token_ids"
+                                                      : "allowed_token_ids, bad_words",
+                   seq.num_output_tokens() - 1);
+    }
     return Error(absl::StatusCode::kInternal,
                  "no token that the grammar allows has a usable logit after {} tokens of output",
                  seq.num_output_tokens() - 1);

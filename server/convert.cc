@@ -159,10 +159,9 @@ absl::Status ResolveMaxTokens(const pb::GenerateRequest& r, const ServedModel& m
     return InvalidArgument("stopping.max_tokens={} must be at least 1", max_tokens);
   if (max_tokens > room) {
     return InvalidArgument(
-        "prompt has {} tokens, limit is {} (max_model_len={} - max_tokens={}); shorten the prompt "
-        "or "
-        "lower stopping.max_tokens",
-        prompt_tokens, int64_t{model.max_model_len} - max_tokens, model.max_model_len, max_tokens);
+        "stopping.max_tokens={} exceeds {}: the prompt has {} tokens of max_model_len={}; lower it "
+        "or shorten the prompt",
+        max_tokens, room, prompt_tokens, model.max_model_len);
   }
   return absl::OkStatus();
 }
@@ -296,7 +295,7 @@ absl::Status CheckAnswerSize(const Request& request, const Generation& g, const 
       "(max_message_bytes); {}",
       bytes, request.stop.max_tokens, outputs, sampling.num_logprobs, model.max_message_bytes,
       g.told_at_end() ? "lower max_tokens: candidates are kept until all have ended"
-                      : "use Generate, which streams it");
+                      : "have it streamed, or lower max_tokens");
 }
 
 }  // namespace

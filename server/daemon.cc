@@ -9,6 +9,7 @@
 
 #include "sampling/grammar_vocabulary.h"
 #include "server/access/security_options.h"
+#include "server/admin/cache_actions.h"
 #include "server/events/kv_event_hub.h"
 #include "server/events/kv_event_publisher.h"
 #include "server/http/http_guards.h"
@@ -21,6 +22,8 @@ namespace {
 
 // Calls that neither the drain nor its deadline ended: watchers of the health service.
 constexpr std::chrono::milliseconds kGrace{100};
+// Of subscribers of KV events, to read that the server is shutting down.
+constexpr std::chrono::milliseconds kPatience{1000};
 
 }  // namespace
 
@@ -76,6 +79,15 @@ absl::Status Daemon::StartHttp() {
   ApiSources sources;
   sources.metrics = [this] { return metrics().Text(); };
   sources.server_load = [this] { return int64_t{engine_.snapshot().scheduler.live_requests}; };
+  if (o.http_dev_mode) {
+    sources.reset_prefix_cache = [this](std::function<void()> done) {
+      return engine_.PostAdminCall({[done = std::move(done)](Scheduler& s) {
+        s.blocks().SetTime(s.now_ms());
+        FlushPrefixes(s, std::nullopt);
+        done();
+      }});
+    };
+  }
   const auto ms = [](double seconds) { return static_cast<int64_t>(seconds * 1e3); };
   ASSIGN_OR_RETURN(http_,
                    HttpServer::Start({.host = o.http_host.empty() ? o.host : o.http_host,
@@ -96,6 +108,7 @@ Daemon::Daemon(Parts parts, SchedulerOptions options, std::unique_ptr<Guards> gu
       guards_(std::move(guards)),
       suffix_({.max_tokens = parts_.facts.options.suffix_cache_tokens}),
       scheduler_(std::move(options), *parts_.blocks),
+      kv_event_streams_(parts_.facts.options.kv_events_max_subscribers),
       edge_(*parts_.model.tokenizer,
             static_cast<size_t>(parts_.facts.options.max_stream_buffer_bytes)),
       engine_(
@@ -119,9 +132,13 @@ Daemon::Daemon(Parts parts, SchedulerOptions options, std::unique_ptr<Guards> gu
                .engine = engine_,
                .facts = parts_.facts,
                .layout = parts_.blocks->layout(),
-               .paused = [this] { return admin_.paused(); }}) {
+               .paused = [this] { return admin_.paused(); },
+               .token_rate = token_rate_,
+               .kv_events = kv_event_streams_,
+               .publisher = [this] { return kv_event_publisher(); }}) {
   edge_.UseGrammars(grammars_);
   edge_.Observe(metrics().requests());
+  edge_.Observe(token_rate_);
   metrics().UseEngine([this] { return engine_.snapshot(); },
                       [this] { return edge_.num_deferred(); });
   metrics().AddSource([this](Families& out) {
@@ -158,7 +175,8 @@ absl::Status Daemon::StartKvEvents() {
         "set kv_events=false");
   }
   kv_events_ = std::make_unique<KvEventHub>(
-      KvEventHub::Options{.buffer_batches = static_cast<size_t>(o.kv_events_buffer_steps)},
+      KvEventHub::Options{.buffer_batches = static_cast<size_t>(o.kv_events_buffer_steps),
+                          .max_batch_bytes = o.max_message_bytes},
       MakeKvEventFacts(layout));
   kv_events_->UseSnapshots([this](std::function<void(CacheEvents)> done) {
     return engine_.PostAdminCall({[this, done = std::move(done)](Scheduler& scheduler) {
@@ -188,6 +206,7 @@ absl::Status Daemon::StartKvEvents() {
                      ? std::string("none")
                      : kv_event_publisher_->bound_replay_endpoint());
   }
+  kv_event_streams_.Start(*kv_events_);
   blocks.EnableEvents();
   engine_.set_on_cache_events(
       [this](CacheEvents events) { kv_events_->Publish(std::move(events)); });
@@ -218,8 +237,10 @@ absl::Status Daemon::Wait() {
 void Daemon::Stop() {
   if (std::exchange(stopped_, true)) return;
   guards_->StopWatching();
+  kv_event_streams_.End(kPatience);
   if (admin_listener_ != nullptr) admin_listener_->Shutdown(kGrace);
   if (server_ != nullptr) server_->Shutdown(kGrace);  // needs edge and engine
+  kv_event_streams_.Stop();
   if (http_ != nullptr) http_->Shutdown();
   engine_.Drain(Clock::time_point::min());
   engine_.Join();

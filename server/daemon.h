@@ -24,10 +24,12 @@
 #include "server/front_door.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/grpc_server.h"
+#include "server/grpc/kv_event_streams.h"
 #include "server/grpc/other_services.h"
 #include "server/guards.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_server.h"
+#include "server/metrics/token_rate.h"
 #include "server/served_model.h"
 
 namespace quire {
@@ -86,6 +88,8 @@ class Daemon {
   SuffixProposer suffix_;
   Scheduler scheduler_;
   std::unique_ptr<KvEventHub> kv_events_;  // outlives all who read it
+  KvEventStreams kv_event_streams_;
+  TokenRate token_rate_;
   Edge edge_;
   Engine engine_;
   GrammarWorker grammars_;

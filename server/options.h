@@ -92,6 +92,7 @@ struct ServerOptions {
   double http_keepalive_s = 75;
   double http_request_timeout_s = 30;
   double sse_keepalive_s = 15;
+  bool http_dev_mode = false;
   double drain_timeout_s = 30;
   // Who is told what is cached.
   bool kv_events = false;
@@ -103,6 +104,7 @@ struct ServerOptions {
   int32_t kv_events_max_queue_size = 100'000;
   std::string kv_events_encoding = "map";
   bool kv_events_int_hashes = true;
+  int32_t kv_events_max_subscribers = 64;
   // Who may call.
   std::string api_key_file;
   bool open_reflection = false;
@@ -325,6 +327,9 @@ struct ServerOptions {
                      "without an event after which a comment is sent on an HTTP stream; 0: none", 0,
                      86400},
           o.sse_keepalive_s);
+    visit(OptionInfo{"http_dev_mode", "true or false",
+                     "serve POST /reset_prefix_cache, too; with api_key_file, to admin keys"},
+          o.http_dev_mode);
     visit(OptionInfo{"drain_timeout_s", "seconds",
                      "for running requests to end after SIGTERM, before they are cut", 0, 86400},
           o.drain_timeout_s);
@@ -361,6 +366,10 @@ struct ServerOptions {
     visit(OptionInfo{"kv_events_int_hashes", "true or false",
                      "block hashes in KV events are 64-bit numbers; false: all their bytes"},
           o.kv_events_int_hashes);
+    visit(
+        OptionInfo{"kv_events_max_subscribers", "calls",
+                   "of SubscribeKvEvents that are open at a time, of all gRPC services", 1, 10'000},
+        o.kv_events_max_subscribers);
     visit(OptionInfo{"api_key_file", "path",
                      "of the keys that may call, as `quire key` makes them; read again when it "
                      "changes; empty: everybody may"},

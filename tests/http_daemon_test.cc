@@ -354,6 +354,26 @@ TEST(HttpDaemon, RequestIdsAreTheEngines) {
   rig.ExpectIdle();
 }
 
+// Only where the operator has asked for it.
+TEST(HttpDaemon, ResetPrefixCacheNeedsTheOption) {
+  HttpRig plain;
+  ExpectError(plain.Ask(Post("/reset_prefix_cache", "")), 404);
+  RigOptions options;
+  options.server.http_dev_mode = true;
+  HttpRig rig(options);
+  ASSERT_EQ(rig.Complete(Body("one two three four five six seven eight nine ten", 4)).status, 200);
+  rig.ExpectIdle();
+  ASSERT_GT(rig.Blocks().cached_blocks(), 0u);
+  ExpectError(rig.Ask(Get("/reset_prefix_cache")), 405);
+  EXPECT_GT(rig.Blocks().cached_blocks(), 0u);
+  const RawAnswer answer = rig.Ask(Post("/reset_prefix_cache", ""));
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body, "");
+  EXPECT_EQ(rig.Blocks().cached_blocks(), 0u);
+  EXPECT_EQ(rig.Ask(Post("/reset_prefix_cache?reset_running_requests=false", "")).status, 200);
+  rig.ProbeHttp();
+}
+
 TEST(HttpDaemon, N14_DrainFinishesStreamsAndRefusesNewOnes) {
   HttpRig rig;
   rig.executor.Pause(milliseconds(2));

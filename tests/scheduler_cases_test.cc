@@ -172,11 +172,13 @@ TEST(SchedulerCases, H07_PromptsAtTheLimitOfTheModel) {
   EXPECT_EQ(h.seen(last).outputs[0].size(), 1u);
   EXPECT_EQ(h.seen(last).finish[0], FinishReason::kLength);
   EXPECT_EQ(refusal(128, 1),
-            "prompt has 128 tokens, limit is 127 (max_model_len=128 - max_tokens=1); shorten the "
-            "prompt or lower max_tokens");
+            "prompt has 128 tokens, limit is 127 (max_model_len=128 less one new token); shorten "
+            "the prompt");
   EXPECT_NE(refusal(129, 1).find("129 tokens"), std::string::npos);
   EXPECT_NE(refusal(5000, 1).find("5000 tokens"), std::string::npos);
-  EXPECT_NE(refusal(127, 2).find("limit is 126"), std::string::npos);
+  EXPECT_EQ(refusal(127, 2),
+            "max_tokens=2 exceeds 1: the prompt has 127 tokens of max_model_len=128; lower it or "
+            "shorten the prompt");
   EXPECT_EQ(refusal(10, 0), "max_tokens=0 must be at least 1");
   EXPECT_EQ(refusal(10, -1), "max_tokens=-1 must be at least 1");
   EXPECT_NE(refusal(10, INT32_MAX).find("max_tokens=2147483647"), std::string::npos);

@@ -7,8 +7,12 @@
 namespace quire {
 namespace {
 
-// So that no message comes near gRPC's usual limit of 4 MiB, whatever a step has done.
-constexpr int32_t kMaxBatchBlocks = 8192;
+// What clients of gRPC take unless they are told otherwise.
+constexpr int64_t kUsualMessageBytes = int64_t{4} << 20;
+// Of a block in a message of any kind, at most: a hash, numbers and their tags; and a token's id.
+constexpr int64_t kBlockBytes = 80;
+constexpr int64_t kTokenBytes = 3;
+constexpr int64_t kMaxBatchBlocks = 8192;
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -20,23 +24,23 @@ int64_t BytesOf(const KvEventBatch& batch) {
   return batch.events.bytes() + static_cast<int64_t>(sizeof(KvEventBatch));
 }
 
-// The same events in pieces of at most kMaxBatchBlocks blocks.
-std::vector<CacheEvents> Split(CacheEvents all, int32_t block_size) {
+// The same events in pieces of at most max_blocks blocks.
+std::vector<CacheEvents> Split(CacheEvents all, int32_t block_size, int32_t max_blocks) {
   std::vector<CacheEvents> pieces;
-  if (std::ssize(all.hashes) <= kMaxBatchBlocks) {
+  if (std::ssize(all.hashes) <= max_blocks) {
     pieces.push_back(std::move(all));
     return pieces;
   }
   for (const CacheEvents::Event& whole : all.events) {
     int32_t done = 0;
     do {
-      if (pieces.empty() || std::ssize(pieces.back().hashes) >= kMaxBatchBlocks) {
+      if (pieces.empty() || std::ssize(pieces.back().hashes) >= max_blocks) {
         pieces.push_back({.algorithm = all.algorithm});
       }
       CacheEvents& piece = pieces.back();
       CacheEvents::Event part = whole;
-      part.num_blocks = std::min(whole.num_blocks - done,
-                                 kMaxBatchBlocks - static_cast<int32_t>(piece.hashes.size()));
+      part.num_blocks =
+          std::min(whole.num_blocks - done, max_blocks - static_cast<int32_t>(piece.hashes.size()));
       part.first_hash = static_cast<int32_t>(piece.hashes.size());
       const auto hashes = all.hashes.begin() + whole.first_hash + done;
       if (done > 0 && whole.kind == CacheEvents::Kind::kStored) {
@@ -107,13 +111,20 @@ struct KvEventHub::Reader {
 
 KvEventHub::~KvEventHub() { Close(); }
 
+// So that no message comes near what may be sent, whatever a step has done.
+int32_t KvEventHub::MaxBatchBlocks() const {
+  const int64_t bytes = std::min(options_.max_batch_bytes, kUsualMessageBytes);
+  const int64_t blocks = bytes / (kBlockBytes + kTokenBytes * facts_.block_size);
+  return static_cast<int32_t>(std::clamp<int64_t>(blocks, 1, kMaxBatchBlocks));
+}
+
 void KvEventHub::Wake(Reader& reader) {
   const std::lock_guard lock(reader.wake_mutex);
   if (reader.on_ready != nullptr) reader.on_ready();
 }
 
 void KvEventHub::Publish(CacheEvents events) {
-  std::vector<CacheEvents> pieces = Split(std::move(events), facts_.block_size);
+  std::vector<CacheEvents> pieces = Split(std::move(events), facts_.block_size, MaxBatchBlocks());
   const int64_t now = NowNs();
   std::vector<std::shared_ptr<Reader>> awake;
   {
@@ -179,7 +190,7 @@ bool KvEventHub::RequestSnapshot(const std::shared_ptr<Reader>& reader) {
 // Engine thread: nothing is published meanwhile.
 void KvEventHub::AddSnapshot(const std::shared_ptr<Reader>& reader, CacheEvents events) {
   const auto blocks = static_cast<uint64_t>(events.hashes.size());
-  std::vector<CacheEvents> pieces = Split(std::move(events), facts_.block_size);
+  std::vector<CacheEvents> pieces = Split(std::move(events), facts_.block_size, MaxBatchBlocks());
   const int64_t now = NowNs();
   {
     const std::lock_guard lock(mutex_);

@@ -70,6 +70,8 @@ class KvEventHub {
     size_t buffer_batches = 10'000;
     // Memory of the ring, whatever buffer_batches says. At least the newest batch stays.
     int64_t buffer_bytes = int64_t{256} << 20;
+    // Of a batch as a message, about: what is more is told in several.
+    int64_t max_batch_bytes = int64_t{4} << 20;
   };
   // Where a subscription begins.
   enum class From : uint8_t {
@@ -118,6 +120,7 @@ class KvEventHub {
   void AddSnapshot(const std::shared_ptr<Reader>& reader, CacheEvents events);
   bool RequestSnapshot(const std::shared_ptr<Reader>& reader);
   static void Wake(Reader& reader);
+  int32_t MaxBatchBlocks() const;
 
   const Options options_;
   const KvEventFacts facts_;

@@ -68,15 +68,4 @@ grpc::ServerUnaryReactor* AbortRequests(FrontDoor& door, const grpc::CallbackSer
   return reactor;
 }
 
-absl::Status WithNames(const absl::Status& status, const FieldNames& names) {
-  if (status.ok()) return status;
-  const std::string message = Message(status);
-  for (const auto& [ours, theirs] : names) {
-    if (message.compare(0, ours.size(), ours) == 0) {
-      return absl::Status(status.code(), fmt::format("{}{}", theirs, message.substr(ours.size())));
-    }
-  }
-  return status;
-}
-
 }  // namespace quire

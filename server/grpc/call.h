@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "server/edge/edge.h"
+#include "server/field_names.h"
 #include "server/front_door.h"
 #include "server/grpc/status.h"
 
@@ -38,11 +39,6 @@ absl::StatusOr<Arrival> ArrivalOf(FrontDoor& door, const grpc::CallbackServerCon
 // x-cache-salt where it has no salt. ERRORS: kInvalidArgument if x-data-parallel-rank names another
 // rank than 0.
 absl::Status ReadExtras(const grpc::CallbackServerContext& context, pb::GenerateRequest& request);
-
-// The fields of our request under the names that the client's own proto has for them: a message
-// that begins with `first` begins with `second` then.
-using FieldNames = std::vector<std::pair<std::string_view, std::string_view>>;
-absl::Status WithNames(const absl::Status& status, const FieldNames& names);
 
 // Says goodbye to the edge and deletes the reactor there.
 template <typename Reactor>

@@ -8,8 +8,12 @@
 #include "scheduler/engine.h"
 #include "server/admin/admin_service.h"
 #include "server/front_door.h"
+#include "server/grpc/kv_event_streams.h"
+#include "server/metrics/token_rate.h"
 
 namespace quire {
+
+class KvEventPublisher;
 
 struct Serving {
   FrontDoor& door;
@@ -17,6 +21,9 @@ struct Serving {
   const ServerFacts& facts;
   const CacheLayout& layout;
   std::function<bool()> paused;  // by Admin.Pause; any thread
+  const TokenRate& token_rate;
+  KvEventStreams& kv_events;                           // not on() without the option
+  std::function<const KvEventPublisher*()> publisher;  // over ZeroMQ; null: none
 };
 
 }  // namespace quire

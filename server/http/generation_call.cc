@@ -118,7 +118,9 @@ void GenerationCall::Start(FrontDoor& door, IdsInUse& ids, CallReader reader,
   std::shared_ptr<GenerationCall> self(
       new GenerationCall(door, std::move(exchange), *std::move(call)));
   const absl::Status opened = self->Open(engine_id);
-  if (!opened.ok()) self->exchange_->Reply(ErrorReply(opened));
+  if (!opened.ok()) {
+    self->exchange_->Reply(ErrorReply(WithNames(opened, self->call_.names)));
+  }
 }
 
 absl::Status GenerationCall::Open(const std::string& engine_id) {
@@ -218,7 +220,8 @@ void GenerationCall::Closed(int32_t prompt, const absl::Status& status, bool acc
 }
 
 // One prompt failed: so has the answer, and the others' work is of no use.
-void GenerationCall::Fail(const absl::Status& status, bool accepted) {
+void GenerationCall::Fail(const absl::Status& failure, bool accepted) {
+  const absl::Status status = WithNames(failure, call_.names);
   over_ = true;
   Leave();
   if (accepted && call_.stream && status.code() == absl::StatusCode::kResourceExhausted) {

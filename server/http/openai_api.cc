@@ -55,6 +55,17 @@ HttpHandler OneModel(FrontDoor& door, int64_t created) {
   };
 }
 
+// Empty and 200, as vLLM answers in its development mode. What runs keeps what it holds.
+HttpHandler ResetPrefixCache(std::function<bool(std::function<void()>)> reset) {
+  return [reset = std::move(reset)](ExchangePtr exchange) {
+    exchange->Hold(exchange->request().caller.hold);
+    const auto done = [exchange] {
+      exchange->Post([exchange] { exchange->Reply({.body = {}, .content_type = {}}); });
+    };
+    if (!reset(done)) exchange->Reply(ErrorReply(503, "the server is shutting down"));
+  };
+}
+
 std::string VersionBody() {
   JsonWriter w;
   w.BeginObject();
@@ -87,6 +98,9 @@ Router MakeOpenAiRouter(FrontDoor& door, IdsInUse& ids, ApiSources sources) {
       exchange->Reply(
           {.body = metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
     });
+  }
+  if (sources.reset_prefix_cache != nullptr) {
+    guarded("POST", "/reset_prefix_cache", ResetPrefixCache(std::move(sources.reset_prefix_cache)));
   }
   const int64_t created = std::time(nullptr);
   guarded("GET", "/v1/models", Models(door, created));

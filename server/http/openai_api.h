@@ -16,6 +16,9 @@ namespace quire {
 struct ApiSources {
   std::function<std::string()> metrics;  // null: no /metrics
   std::function<int64_t()> server_load;  // requests in flight
+  // Forgets all cached prefixes, then calls `done`, once, on any thread; false: the engine has
+  // ended, and `done` is not called. Null: there is no such route.
+  std::function<bool(std::function<void()> done)> reset_prefix_cache;
 };
 
 // Routes that call `door`; both outlive the router.

@@ -216,6 +216,7 @@ const FieldNames& KserveFieldNames() {
       {"stopping.include_stop_in_output", "sampling_parameters.include_stop_str_in_output"},
       {"stopping.", "sampling_parameters."},
       {"response.num_logprobs", "sampling_parameters.logprobs"},
+      {"num_logprobs", "logprobs"},
       {"scheduling.queue_timeout_ms", "parameter timeout/1000"},
       {"scheduling.priority", "parameter priority (negated)"},
       {"lora_name", "sampling_parameters.lora_name"}};

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "quire/v1/quire.pb.h"
+#include "server/field_names.h"
 #include "server/openai/answer_writer.h"
 #include "server/served_model.h"
 
@@ -20,6 +21,7 @@ struct OpenAiCall {
   std::vector<pb::GenerateRequest> requests;  // one for each prompt; without request_id
   bool stream = false;
   std::unique_ptr<AnswerWriter> writer;
+  FieldNames names;  // of what the requests' fields are called in this body
 };
 
 // info.id: without a prefix; the reader puts its own before it. ERRORS: kInvalidArgument naming the
@@ -35,6 +37,15 @@ absl::StatusOr<OpenAiCall> ReadResponse(std::string_view body, const ServedModel
 
 // A body as an object. ERRORS: kInvalidArgument.
 absl::StatusOr<Json> ParseBody(std::string_view body);
+
+// What a body calls fields that have several names, or whose name depends on the route.
+struct BodyNames {
+  std::string max_tokens = "max_tokens";
+  std::string num_logprobs = "logprobs";
+  std::string guide;         // what asks for a grammar; empty: tools
+  bool has_best_of = false;  // beams are best_of then, else n
+};
+FieldNames OpenAiFieldNames(const BodyNames& body);
 
 class Fields;
 // stream, stream_options, return_token_ids ...: how the answer is told.

@@ -82,7 +82,11 @@ absl::StatusOr<OpenAiCall> ReadChat(std::string_view body, const ServedModel& mo
   OpenAiCall call;
   pb::GenerateRequest& request = call.requests.emplace_back();
   ReadSamplingFields(fields, model, request);
-  ReadGuidedFields(fields, body, request);
+  BodyNames names{.num_logprobs = "top_logprobs"};
+  names.guide = ReadGuidedFields(fields, body, request);
+  names.has_best_of = fields.Has("best_of");
+  if (fields.Has("max_completion_tokens")) names.max_tokens = "max_completion_tokens";
+  call.names = OpenAiFieldNames(names);
   ChatStyle style;
   ReadStyle(fields, style.answer);
   ReadLimits(fields, request);

@@ -88,7 +88,9 @@ absl::StatusOr<OpenAiCall> ReadCompletion(std::string_view body, const ServedMod
   Fields fields(json);
   pb::GenerateRequest base;
   ReadSamplingFields(fields, model, base);
-  ReadGuidedFields(fields, body, base);
+  BodyNames names;
+  names.guide = ReadGuidedFields(fields, body, base);
+  names.has_best_of = fields.Has("best_of");
   CompletionStyle style;
   ReadStyle(fields, style.answer);
   style.echo = fields.Bool("echo").value_or(false);
@@ -114,6 +116,7 @@ absl::StatusOr<OpenAiCall> ReadCompletion(std::string_view body, const ServedMod
   }
   if (const auto add = fields.Bool("add_special_tokens")) base.set_add_special_tokens(*add);
   OpenAiCall call;
+  call.names = OpenAiFieldNames(names);
   ReadPrompts(fields, base, call.requests);
   RETURN_IF_ERROR(fields.status());
   for (pb::GenerateRequest& request : call.requests) {

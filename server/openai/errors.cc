@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "server/access/retry_after.h"
+#include "server/openai/call.h"
 
 namespace quire {
 namespace {
@@ -32,15 +33,6 @@ std::string_view TypeOf(int http_status) {
     default:
       return http_status >= 500 ? "InternalServerError" : "BadRequestError";
   }
-}
-
-// Where a field lives in our own proto says nothing to a client of OpenAI's.
-std::string ClientsWords(std::string message) {
-  for (const std::string_view part : {"sampling.", "stopping.", "response.", "beam.", "scheduling.",
-                                      "guided.", "chat.", "kv.", "spec."}) {
-    if (message.compare(0, part.size(), part) == 0) return message.substr(part.size());
-  }
-  return message;
 }
 
 // "top_p=3 is outside" begins with a field, "the queue is full" does not.
@@ -113,7 +105,9 @@ std::string ErrorBody(int http_status, std::string_view message, std::string_vie
 }
 
 std::string ErrorBody(const absl::Status& status) {
-  const std::string message = ClientsWords(Message(status));
+  // Of routes that generate nothing; GenerationCall has renamed them by its body.
+  static const auto* const names = new FieldNames(OpenAiFieldNames({}));
+  const std::string message = Renamed(Message(status), *names);
   return ErrorBody(HttpStatusOf(status), message, FieldOf(message));
 }
 

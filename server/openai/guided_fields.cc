@@ -16,6 +16,7 @@ class GuideReader {
   GuideReader(Fields& fields, pb::GuidedDecoding& out) : fields_(fields), out_(out) {}
 
   bool any() const { return !by_.empty(); }
+  const std::string& by() const { return by_; }
 
   // Notes who asks; two ways at once contradict each other.
   bool Claim(std::string_view name) {
@@ -91,7 +92,7 @@ void ReadResponseFormat(Fields& format, std::string_view raw, GuideReader& reade
 
 }  // namespace
 
-void ReadGuidedFields(Fields& fields, std::string_view raw, pb::GenerateRequest& out) {
+std::string ReadGuidedFields(Fields& fields, std::string_view raw, pb::GenerateRequest& out) {
   pb::GuidedDecoding guided;
   GuideReader reader(fields, guided);
   if (auto format = fields.Object("response_format")) {
@@ -111,6 +112,7 @@ void ReadGuidedFields(Fields& fields, std::string_view raw, pb::GenerateRequest&
   }
   reader.ReadGuides(fields, raw, "guided_", "guided_");
   if (reader.any()) *out.mutable_guided() = std::move(guided);
+  return reader.by();
 }
 
 }  // namespace quire

@@ -187,7 +187,8 @@ absl::StatusOr<OpenAiCall> ReadResponse(std::string_view body, const ServedModel
   pb::GenerateRequest& request = call.requests.emplace_back();
   RefuseOthers(fields);
   ReadSamplingFields(fields, model, request);
-  ReadGuidedFields(fields, body, request);
+  BodyNames names{.max_tokens = "max_output_tokens", .num_logprobs = "top_logprobs"};
+  names.guide = ReadGuidedFields(fields, body, request);
   if (const auto limit = fields.Int("max_output_tokens")) {
     request.mutable_stopping()->set_max_tokens(*limit);
   }
@@ -205,9 +206,10 @@ absl::StatusOr<OpenAiCall> ReadResponse(std::string_view body, const ServedModel
     const std::string as_chat = fmt::format("{{\"response_format\":{}}}", format);
     ASSIGN_OR_RETURN(const Json chat_json, Json::Parse(as_chat));
     Fields chat_fields(chat_json);
-    ReadGuidedFields(chat_fields, as_chat, request);
+    if (!ReadGuidedFields(chat_fields, as_chat, request).empty()) names.guide = "text.format";
     fields.Merge(chat_fields);
   }
+  call.names = OpenAiFieldNames(names);
   ResponseStyle style;
   style.stream = fields.Bool("stream").value_or(false);
   fields.Bool("store");

@@ -14,6 +14,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 
 constexpr size_t kMaxBadWords = 1024;
+constexpr int32_t kMaxPriority = 1000;  // as of requests
 
 // Numbers that have the same name and meaning in the proto: temperature, top_p, top_k ...
 void ReadSameNames(Fields& fields, google::protobuf::Message& message) {
@@ -119,8 +120,9 @@ void ReadBeam(Fields& fields, pb::GenerateRequest& out) {
 void ReadScheduling(Fields& fields, pb::GenerateRequest& out) {
   // vLLM's direction: the lowest first.
   if (const auto value = fields.Int("priority")) {
-    if (*value == std::numeric_limits<int32_t>::min()) {
-      return fields.Refuse("priority", "is outside [-1000, 1000]; the default is 0");
+    if (*value < -kMaxPriority || *value > kMaxPriority) {
+      return fields.Refuse("priority", fmt::format("is outside [-{}, {}]; the default is 0",
+                                                   kMaxPriority, kMaxPriority));
     }
     if (*value != 0) out.mutable_scheduling()->set_priority(-*value);
   }

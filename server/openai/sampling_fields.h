@@ -2,6 +2,7 @@
 // sampling, stopping, beams, scheduling and the names that vLLM adds to OpenAI's. Pure; any thread.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -18,8 +19,8 @@ namespace pb = ::quire::v1;
 void ReadSamplingFields(Fields& fields, const ServedModel& model, pb::GenerateRequest& out);
 
 // response_format, structured_outputs and guided_...; raw: the body's text, whose order of keys
-// counts in schemas.
-void ReadGuidedFields(Fields& fields, std::string_view raw, pb::GenerateRequest& out);
+// counts in schemas. Returns the name of the field that asks, empty if none does.
+std::string ReadGuidedFields(Fields& fields, std::string_view raw, pb::GenerateRequest& out);
 
 // Ids as the proto has them. ERRORS: what is no id at all; the vocabulary is checked later.
 bool ToTokenIds(Fields& fields, std::string_view name, const std::vector<int64_t>& numbers,

@@ -126,6 +126,7 @@ OeAnswer::Event OeAnswer::Error(const absl::Status& status, const RequestStats& 
 oe::ErrorCode OeErrorCode(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:  // what it asks for can't be had together
       return oe::ERROR_CODE_INVALID_ARGUMENT;
     case absl::StatusCode::kUnimplemented:
       return oe::ERROR_CODE_UNSUPPORTED_FEATURE;

@@ -3,11 +3,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "server/events/kv_event_publisher.h"
 #include "server/grpc/call.h"
 #include "server/grpc/engine_load.h"
+#include "server/openengine/oe_kv_events.h"
 #include "server/version.h"
 
 namespace quire {
@@ -32,6 +35,23 @@ absl::Status CheckModel(const std::string& name, const ServedModel& model) {
   return Error(absl::StatusCode::kNotFound, "model={} is not served here; {} is",
                name.substr(0, 64), model.name);
 }
+
+bool IsRankZero(const google::protobuf::RepeatedField<uint32_t>& ranks) {
+  return ranks.empty() || std::find(ranks.begin(), ranks.end(), 0u) != ranks.end();
+}
+
+class KvEventsReactor final : public KvEventCall<oe::SubscribeKvEventsResponse> {
+ public:
+  using KvEventCall::KvEventCall;
+
+ private:
+  oe::SubscribeKvEventsResponse Encode(const KvEventBatch& batch) override {
+    return ToOe(batch, facts());
+  }
+  std::optional<oe::SubscribeKvEventsResponse> LastWord(const absl::Status& status) override {
+    return OeKvEventsError(status);
+  }
+};
 
 void FillHealth(bool draining, oe::HealthResponse& response) {
   response.set_state(draining ? oe::HEALTH_STATE_DRAINING : oe::HEALTH_STATE_READY);
@@ -119,6 +139,11 @@ OeControl::Unary* OeControl::GetLoad(Context*, const oe::GetLoadRequest* request
   };
   fill(*response);
   response->set_running_tokens(static_cast<uint64_t>(load.used_blocks * load.block_size));
+  response->set_active_kv_sessions(0);  // caches are not transferred here
+  auto& attributes = *response->mutable_attributes()->mutable_fields();
+  attributes["gen_throughput"].set_number_value(
+      serving_.token_rate.PerSecond(std::chrono::steady_clock::now()));
+  attributes["cache_hit_rate"].set_number_value(load.hit_rate());
   if (request->include_per_rank()) {
     oe::RankLoadInfo& rank = *response->add_ranks();
     rank.set_data_parallel_rank(0);
@@ -194,15 +219,40 @@ OeControl::Unary* OeControl::ListLoras(Context*, const oe::ListLorasRequest*,
   return AnswerNow();  // none
 }
 
-OeControl::Unary* OeControl::GetKvEventSources(Context*, const oe::GetKvEventSourcesRequest*,
-                                               oe::GetKvEventSourcesResponse*) {
-  return AnswerNow();  // none
+OeControl::Unary* OeControl::GetKvEventSources(Context*,
+                                               const oe::GetKvEventSourcesRequest* request,
+                                               oe::GetKvEventSourcesResponse* response) {
+  const KvEventPublisher* const publisher = serving_.publisher();
+  oe::KvEventSource source;
+  if (publisher != nullptr && IsRankZero(request->data_parallel_ranks()) &&
+      FillZmqSource(serving_.facts.options, publisher->bound_endpoint(),
+                    publisher->bound_replay_endpoint(), source)) {
+    *response->add_sources() = std::move(source);
+  }
+  return AnswerNow();
 }
 
 grpc::ServerWriteReactor<oe::SubscribeKvEventsResponse>* OeControl::SubscribeKvEvents(
-    Context*, const oe::SubscribeKvEventsRequest*) {
-  return new RefusingStream<oe::SubscribeKvEventsResponse>(absl::UnimplementedError(
-      "KV events are not told by this call; subscribe over ZeroMQ (kv_events_endpoint)"));
+    Context*, const oe::SubscribeKvEventsRequest* request) {
+  using Refused = RefusingStream<oe::SubscribeKvEventsResponse>;
+  for (const uint32_t rank : request->data_parallel_ranks()) {
+    if (rank == 0) continue;
+    return new Refused(
+        InvalidArgument("data_parallel_ranks={} is not here; this engine is rank 0", rank));
+  }
+  if (!serving_.kv_events.on()) return new Refused(absl::FailedPreconditionError(kKvEventsAreOff));
+  if (const absl::Status s = serving_.kv_events.Enter(); !s.ok()) return new Refused(s);
+  auto* const reactor = new KvEventsReactor(serving_.kv_events);
+  KvEventHub::Start start{.sequence = request->start_sequence_number(),
+                          .snapshot_if_gone = request->include_snapshot()};
+  // 0 is what a client sends that names no number.
+  if (start.sequence > 0) {
+    start.from = KvEventHub::From::kSequence;
+  } else if (request->include_snapshot()) {
+    start.from = KvEventHub::From::kSnapshot;
+  }
+  reactor->Open(start);
+  return reactor;
 }
 
 }  // namespace quire

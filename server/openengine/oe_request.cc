@@ -175,7 +175,12 @@ absl::StatusOr<pb::GenerateRequest> FromOpenEngine(const oe::GenerateRequest& re
 
 const FieldNames& OeFieldNames() {
   static const auto* const names =
-      new FieldNames{{"sampling.n=", "sampling.num_sequences="},
+      new FieldNames{{"sampling.n", "sampling.num_sequences"},
+                     {"n", "num_sequences"},
+                     {"beam_width", "extra.beam_width"},
+                     {"num_return_sequences", "num_sequences"},
+                     {"num_logprobs", "response.output_candidates.top_n"},
+                     {"stop_token_ids", "stopping.conditions.stop_token_id"},
                      {"sampling.logprob_token_ids", "response.output_candidates.token_ids.ids"},
                      {"stopping.stop_token_ids", "stopping.conditions.stop_token_id"},
                      {"stopping.stop", "stopping.conditions.stop_text"},

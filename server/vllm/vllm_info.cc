@@ -93,6 +93,7 @@ grpc::ServerUnaryReactor* VllmService::GetLoads(Context*, const ve::GetLoadsRequ
   rank.set_num_used_tokens(Capped(load.used_blocks * load.block_size));
   rank.set_max_total_num_tokens(Capped(load.total_blocks * load.block_size));
   rank.set_token_usage(load.usage());
+  rank.set_gen_throughput(serving_.token_rate.PerSecond(std::chrono::steady_clock::now()));
   rank.set_cache_hit_rate(load.hit_rate());
   rank.set_max_running_requests(serving_.facts.options.max_num_seqs);
   rank.set_utilization(static_cast<double>(load.running_requests) /

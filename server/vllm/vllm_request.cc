@@ -182,9 +182,11 @@ const FieldNames& VllmFieldNames() {
       {"stopping.include_stop_in_output", "sampling_params.include_stop_str_in_output"},
       {"stopping.", "sampling_params."},
       {"response.num_logprobs", "sampling_params.logprobs"},
+      {"num_logprobs", "logprobs"},
       {"response.prompt_logprobs", "sampling_params.prompt_logprobs"},
       {"guided.choice.texts", "sampling_params.choice.choices"},
       {"guided.", "sampling_params."},
+      {"guided", "sampling_params.constraint"},
       {"token_ids.ids", "tokenized.input_ids"}};
   return *names;
 }

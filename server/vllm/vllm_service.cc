@@ -9,6 +9,7 @@
 #include "server/grpc/call.h"
 #include "server/grpc/queued_stream.h"
 #include "server/vllm/vllm_answer.h"
+#include "server/vllm/vllm_kv_events.h"
 #include "server/vllm/vllm_request.h"
 
 namespace quire {
@@ -92,6 +93,18 @@ class TokenizerReactor final : public grpc::ServerWriteReactor<smg::GetTokenizer
   smg::GetTokenizerChunk chunk_;  // alive until OnWriteDone
 };
 
+class KvEventsReactor final : public KvEventCall<smg::KvEventBatch> {
+ public:
+  using KvEventCall::KvEventCall;
+
+ private:
+  smg::KvEventBatch Encode(const KvEventBatch& batch) override {
+    return ToVllm(batch, facts(), next_event_id_);
+  }
+
+  uint64_t next_event_id_ = 1;
+};
+
 absl::Status Start(const Serving& serving, const grpc::CallbackServerContext& context,
                    const ve::GenerateRequest& request, GenerateReactor* reactor) {
   ASSIGN_OR_RETURN(pb::GenerateRequest ours, FromVllm(request, serving.door.model()));
@@ -157,9 +170,17 @@ grpc::ServerWriteReactor<smg::GetTokenizerChunk>* VllmService::GetTokenizer(
 }
 
 grpc::ServerWriteReactor<smg::KvEventBatch>* VllmService::SubscribeKvEvents(
-    Context*, const smg::SubscribeKvEventsRequest*) {
-  return new RefusingStream<smg::KvEventBatch>(absl::UnimplementedError(
-      "KV events are not told by this call; subscribe over ZeroMQ (kv_events_endpoint)"));
+    Context*, const smg::SubscribeKvEventsRequest* request) {
+  using Refused = RefusingStream<smg::KvEventBatch>;
+  // This proto's clients take UNIMPLEMENTED for "not here", and stop asking.
+  if (!serving_.kv_events.on()) return new Refused(absl::UnimplementedError(kKvEventsAreOff));
+  if (const absl::Status s = serving_.kv_events.Enter(); !s.ok()) return new Refused(s);
+  auto* const reactor = new KvEventsReactor(serving_.kv_events);
+  // 0 is "from the current state": all batches if they are kept, else what they have led to.
+  reactor->Open({.from = KvEventHub::From::kSequence,
+                 .sequence = request->start_sequence_number(),
+                 .snapshot_if_gone = request->start_sequence_number() == 0});
+  return reactor;
 }
 
 }  // namespace quire

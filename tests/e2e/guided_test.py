@@ -163,6 +163,31 @@ class GuidedTest(unittest.TestCase):
         running.cancel()
         self.assertIsNone(self.daemon.process.poll())
 
+    def test_bans_that_leave_no_token_are_named(self):
+        def ids_of(text):
+            return list(self.daemon.generation.Tokenize(
+                pb.TokenizeRequest(text=text, add_special_tokens=False)).token_ids)
+
+        digits = guided(max_tokens=8, regex="[0-9]+")
+        digits.sampling.allowed_token_ids.extend(ids_of("a"))
+        no_five = guided(max_tokens=8, regex="5")
+        no_five.sampling.bad_words.add().ids.extend(ids_of("5"))
+        beams = guided(max_tokens=8, temperature=0, regex="[0-9]+")
+        beams.sampling.ClearField("seed")
+        beams.sampling.allowed_token_ids.extend(ids_of("a"))
+        beams.beam.beam_width = 2
+        for request, names in [(digits, ["allowed_token_ids", "guided", "after 0 tokens"]),
+                               (no_five, ["bad_words", "guided", "after 0 tokens"]),
+                               (beams, ["allowed_token_ids", "guided"])]:
+            with self.assertRaises(grpc.RpcError) as error:
+                self.daemon.generation.GenerateUnary(request)
+            self.assertEqual(error.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
+            for name in names:
+                self.assertIn(name, error.exception.details())
+        # What is left is enough.
+        digits.sampling.allowed_token_ids.extend(ids_of("7"))
+        self.assertRegex(self.outputs(digits)[0][0], "^7+$")
+
     def test_o05_free_values_parse_when_they_end(self):
         ended = cut = 0
         for schema in [{}, {"type": "number"}, {"type": "array"}]:

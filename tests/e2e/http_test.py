@@ -258,8 +258,10 @@ class HttpTest(unittest.TestCase):
         cases = [
             (dict(temperature=-1), openai.BadRequestError, "temperature"),
             (dict(n=0), openai.BadRequestError, "n"),
-            (dict(max_tokens=10 ** 6), openai.BadRequestError, None),
-            (dict(stream=True, max_tokens=10 ** 6), openai.BadRequestError, None),
+            (dict(max_tokens=10 ** 6), openai.BadRequestError, "max_tokens"),
+            (dict(stream=True, max_tokens=10 ** 6), openai.BadRequestError, "max_tokens"),
+            (dict(max_completion_tokens=10 ** 6), openai.BadRequestError,
+             "max_completion_tokens"),
             (dict(extra_body={"cache_salt": ""}), openai.BadRequestError, "cache_salt"),
             (dict(extra_body={"chat_template": "{{ 1 }}"}), openai.BadRequestError,
              "chat_template")]

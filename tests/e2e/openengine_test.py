@@ -5,7 +5,7 @@ import unittest
 
 import grpc
 
-from daemon import Daemon, collect, eventually, messages_of, pb, public_protos
+from daemon import Daemon, collect, eventually, greedy, messages_of, pb, public_protos
 
 PROMPT = "The capital of France is"
 SERVICES = {"quire.v1.Generation", "vllm.grpc.engine.VllmEngine", "openengine.v1.Inference",
@@ -277,8 +277,58 @@ class OpenEngineTest(unittest.TestCase):
         self.assertEqual(load.running_requests, 1)
         self.assertGreater(load.used_kv_blocks, 0)
         self.assertEqual(len(load.ranks), 1)
+        self.assertGreater(load.attributes["gen_throughput"], 0)
         call.cancel()
         self.assertTrue(eventually(lambda: self.control("GetLoad").used_kv_blocks == 0))
+
+
+class KvEventsTest(unittest.TestCase):
+
+    def test_a_snapshot_and_what_comes_after_it(self):
+        with Daemon("--kv-events", "--kv-events-endpoint", "",
+                    "--prefix-hash-algorithm", "sha256_cbor") as daemon:
+            known = Reflected(daemon.channel)
+            message = known.message("openengine.v1.SubscribeKvEventsRequest")
+
+            def ask(first):
+                collect(daemon.generation.Generate(greedy([first + i for i in range(70)], 2)))
+
+            def tree():
+                return {n.hash for b in daemon.admin.DumpPrefixTree(
+                    pb.DumpPrefixTreeRequest(limit=1000)) for n in b.nodes}
+
+            def apply(batch, stored):
+                for event in batch.events:
+                    if event.HasField("all_blocks_cleared"):
+                        stored.clear()
+                    self.assertEqual({h.encoding for h in event.block_stored.block_hashes},
+                                     {"bytes"} if event.HasField("block_stored") else set())
+                    stored |= {h.value for h in event.block_stored.block_hashes}
+                    stored -= {h.value for h in event.block_removed.block_hashes}
+
+            ask(100)
+            stream = known.call("openengine.v1.Control", "SubscribeKvEvents")(
+                message(include_snapshot=True))
+            first = next(stream).batch
+            self.assertTrue(first.events[0].HasField("all_blocks_cleared"))
+            stored = set()
+            apply(first, stored)
+            self.assertEqual(len(stored), 4)
+            self.assertEqual(stored, tree())
+            ask(300)
+            second = next(stream).batch
+            self.assertEqual(second.sequence_number, first.sequence_number + 1)
+            apply(second, stored)
+            while stored != tree():
+                apply(next(stream).batch, stored)
+            sources = known.call("openengine.v1.Control", "GetKvEventSources")(
+                known.message("openengine.v1.GetKvEventSourcesRequest")())
+            self.assertEqual(len(sources.sources), 0)  # no ZeroMQ here
+            daemon.terminate()
+            last = list(stream)[-1]
+            self.assertEqual(last.error.code, 11)  # DRAINING
+            self.assertEqual(stream.code(), grpc.StatusCode.OK)
+            self.assertEqual(daemon.wait(), 0)
 
 
 class DrainTest(unittest.TestCase):

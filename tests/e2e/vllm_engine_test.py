@@ -252,9 +252,11 @@ class VllmEngineTest(unittest.TestCase):
         self.assertEqual(load().num_running_reqs, 1)
         self.assertGreater(load().num_used_tokens, 0)
         self.assertGreater(load().max_total_num_tokens, load().num_used_tokens)
+        self.assertGreater(load().gen_throughput, 0)
         call.cancel()
         self.assertTrue(eventually(lambda: load().num_running_reqs == 0))
         self.assertEqual(load().num_used_tokens, 0)
+        self.assertTrue(eventually(lambda: load().gen_throughput == 0))
 
     def test_flush_forgets(self):
         text = "Flushed " * 60
