@@ -269,7 +269,8 @@ void Runtime::StartPrefault(std::span<const int32_t> num_pages) {
       PoolToucherOptions{.ahead_bytes = profile_.prefault,
                          .keep_free_bytes = profile_.activation_peak + profile_.reserve +
                                             profile_.limit / kShareOfOthers,
-                         .beside_steps = std::ssize(AllowedCpus()) > pool_->num_threads()});
+                         .beside_steps = std::ssize(AllowedCpus()) > pool_->num_threads(),
+                         .delay = std::chrono::seconds(1)});
 }
 
 absl::StatusOr<std::unique_ptr<PageFileStore>> Runtime::OpenFiles(const std::string& directory,

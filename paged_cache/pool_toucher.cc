@@ -35,7 +35,9 @@ bool PoolToucher::Supported() {
 
 PoolToucher::PoolToucher(const PageStorage& storage, std::span<const int32_t> usable,
                          PoolToucherOptions options)
-    : options_(std::move(options)), pools_(storage.num_pools()) {
+    : options_(std::move(options)),
+      begin_(std::chrono::steady_clock::now() + options_.delay),
+      pools_(storage.num_pools()) {
   CHECK(usable.size() == pools_.size(), "{} sizes for {} pools", usable.size(), pools_.size());
   double all = 0;
   for (size_t i = 0; i < pools_.size(); ++i) {
@@ -158,6 +160,7 @@ PoolToucher::Pool* PoolToucher::FindWork() {
 }
 
 bool PoolToucher::MayWork() const {
+  if (std::chrono::steady_clock::now() < begin_) return false;
   if (options_.beside_steps) return true;
   const std::chrono::nanoseconds rest(NowNs() - step_end_ns_);
   return !in_step_ && rest >= options_.quiet;

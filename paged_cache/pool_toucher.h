@@ -43,6 +43,7 @@ struct PoolToucherOptions {
   int64_t ahead_bytes = 0;  // of all pools together; each has its share by its size
   int64_t keep_free_bytes = 0;
   bool beside_steps = false;              // there are CPUs that no kernel thread needs
+  std::chrono::milliseconds delay{0};     // first: a start has better use for the CPU
   std::chrono::milliseconds quiet{20};    // without a step, before it works
   std::chrono::milliseconds retry{5000};  // after it found too little memory
   std::function<int64_t()> available;     // bytes; empty: of the host, by ReadMemoryInfo
@@ -109,6 +110,7 @@ class PoolToucher {
   bool Touch(Pool& pool);
 
   const PoolToucherOptions options_;
+  const std::chrono::steady_clock::time_point begin_;
   std::vector<Pool> pools_;
   std::atomic<bool> in_step_{false};
   std::atomic<int64_t> step_end_ns_{0};  // of the last one, steady clock
