@@ -17,6 +17,24 @@ int64_t Microseconds(Clock::time_point from, Clock::time_point to) {
       0, std::chrono::duration_cast<std::chrono::microseconds>(to - from).count());
 }
 
+// The field whose ban the sequence's last token, `token`, breaks; empty if none. An end is none:
+// where a grammar must end it may.
+std::string_view BrokenBan(const Sequence& seq, TokenId token) {
+  const SamplingParams& sampling = seq.request->sampling;
+  const StopConditions& stop = seq.request->stop;
+  if (Contains(stop.eos_token_ids, token) || Contains(stop.stop_token_ids, token)) return {};
+  if (!sampling.allowed_token_ids.empty() && !Contains(sampling.allowed_token_ids, token)) {
+    return "allowed_token_ids";
+  }
+  const std::vector<TokenId>& tokens = seq.tokens;
+  for (const std::vector<TokenId>& word : sampling.bad_words) {
+    if (word.size() <= tokens.size() && std::equal(word.rbegin(), word.rend(), tokens.rbegin())) {
+      return "bad_words";
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void Scheduler::Commit(const ScheduledBatch& batch, const StepOutput& output,
@@ -186,24 +204,22 @@ void Scheduler::AppendToken(const LiveSeq& s, const Sampled& sampled,
   }
 }
 
-// ERRORS: the token is not one that the grammar allows, which only a row without any usable logit
-// brings: kFailedPrecondition if the request's own bans may have left none, else kInternal;
-// whatever the matcher says of a grammar that costs too much.
+// ERRORS: kFailedPrecondition if the request's own bans left nothing that the grammar allows: the
+// sampler then takes what the grammar has. kInternal: the token is not one that the grammar allows,
+// which only a row without any usable logit brings. Whatever the matcher says of a grammar that
+// costs too much.
 absl::Status Scheduler::FollowGrammar(Sequence& seq, TokenId token) {
   if (seq.grammar == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(seq.grammar->status());
+  const std::string_view broken = BrokenBan(seq, token);
+  if (!broken.empty()) {
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "{} and guided leave no token after {} tokens of output; allow more tokens, or "
+                 "give one of the two",
+                 broken, seq.num_output_tokens() - 1);
+  }
   if (!seq.grammar->Accept(token)) {
     RETURN_IF_ERROR(seq.grammar->status());
-    const SamplingParams& sampling = seq.request->sampling;
-    if (!sampling.allowed_token_ids.empty() || !sampling.bad_words.empty()) {
-      return Error(absl::StatusCode::kFailedPrecondition,
-                   "{} and guided leave no token after {} tokens of output; allow more tokens or "
-                   "give one of them",
-                   sampling.allowed_token_ids.empty() ? "bad_words"
-                   : sampling.bad_words.empty()       ? "allowed_token_ids"
-                                                      : "allowed_token_ids, bad_words",
-                   seq.num_output_tokens() - 1);
-    }
     return Error(absl::StatusCode::kInternal,
                  "no token that the grammar allows has a usable logit after {} tokens of output",
                  seq.num_output_tokens() - 1);

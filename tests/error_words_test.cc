@@ -74,7 +74,7 @@ std::string KserveError(Rig& rig, const std::string& sampling) {
     input.add_shape(1);
     input.mutable_contents()->add_bytes_contents(value);
   };
-  text("text_input", "hi");
+  text("text_input", " the");
   text("sampling_parameters", sampling);
   grpc::ClientContext context;
   inference::ModelInferResponse response;
@@ -98,18 +98,18 @@ TEST(ErrorWords, MaxTokensBeyondTheContext) {
   const std::string rest =
       "=100000 exceeds 511: the prompt has 1 tokens of max_model_len=512; lower it or shorten the "
       "prompt";
-  ASSERT_EQ(rig.Encode("hi").size(), 1u);
-  EXPECT_EQ(QuireError(rig, Rig::TextRequest("hi", 100000)), "stopping.max_tokens" + rest);
+  ASSERT_EQ(rig.Encode(" the").size(), 1u);
+  EXPECT_EQ(QuireError(rig, Rig::TextRequest(" the", 100000)), "stopping.max_tokens" + rest);
   ve::GenerateRequest vllm;
-  vllm.set_text("hi");
+  vllm.set_text(" the");
   vllm.mutable_sampling_params()->set_max_tokens(100000);
   EXPECT_EQ(VllmError(rig, vllm), "sampling_params.max_tokens" + rest);
   oe::GenerateRequest openengine;
-  openengine.set_prompt("hi");
+  openengine.set_prompt(" the");
   openengine.mutable_stopping()->set_max_tokens(100000);
   EXPECT_EQ(OeError(rig, openengine), "stopping.max_tokens" + rest);
   EXPECT_EQ(KserveError(rig, R"({"max_tokens": 100000})"), "sampling_parameters.max_tokens" + rest);
-  const auto [message, param] = HttpError(rig, R"({"prompt": "hi", "max_tokens": 100000})");
+  const auto [message, param] = HttpError(rig, R"({"prompt": " the", "max_tokens": 100000})");
   EXPECT_EQ(message, "max_tokens" + rest);
   EXPECT_EQ(param, "max_tokens");
 }
@@ -128,11 +128,11 @@ TEST(ErrorWords, WhatCanNeverFit) {
   options.num_blocks = 20;  // of 8 tokens
   Rig rig(options);
   ve::GenerateRequest vllm;
-  vllm.set_text("hi");
+  vllm.set_text(" the");
   vllm.mutable_sampling_params()->set_max_tokens(400);
   EXPECT_NE(VllmError(rig, vllm).find("lower max_tokens or n"), std::string::npos);
   oe::GenerateRequest openengine;
-  openengine.set_prompt("hi");
+  openengine.set_prompt(" the");
   openengine.mutable_stopping()->set_max_tokens(100);
   openengine.mutable_sampling()->set_num_sequences(3);
   const std::string error = OeError(rig, openengine);
@@ -186,8 +186,11 @@ TEST(ErrorWords, OtherFieldsByHttp) {
 
 // The limit's name is that which the body has.
 TEST(ErrorWords, EachRouteHasItsNames) {
+  Rig rig;
   ServedModel model;
   model.name = "m";
+  // The rig's own.
+  model.tokenizer = std::shared_ptr<const Tokenizer>(std::shared_ptr<void>(), &rig.tokenizer());
   const auto renamed = [&model](CallReader reader, const std::string& body, const char* message) {
     const auto call = reader(body, model, {.id = "x", .created = 1, .model = &model});
     if (!call.ok()) return Message(call.status());

@@ -184,8 +184,7 @@ CacheEvents Large(uint64_t number) {
   events.events.push_back({.kind = Kind::kStored, .num_blocks = kBlocks});
   for (uint64_t i = 0; i < kBlocks; ++i) {
     PrefixHash hash;
-    const uint64_t value = number * kBlocks + i + 1;
-    std::memcpy(&hash, &value, sizeof(value));
+    hash.lo = number * kBlocks + i + 1;
     events.hashes.push_back(hash);
     events.tokens.insert(events.tokens.end(), 8, 50'000);
   }

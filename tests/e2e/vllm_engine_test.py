@@ -279,7 +279,7 @@ class VllmEngineTest(unittest.TestCase):
             self.assertEqual(caught.exception.code(), missing)
             self.assertIn("not served", caught.exception.details())
         self.assert_refused(self.stub.SubscribeKvEvents(smg.SubscribeKvEventsRequest()), missing,
-                            "KV events")
+                            "kv_events=true")
 
     def files(self):
         chunks = list(self.stub.GetTokenizer(smg.GetTokenizerRequest()))
