@@ -275,11 +275,10 @@ struct ServerOptions {
                      "a shared object with an attention kernel of your own; empty: none"},
           o.attention_library);
     visit(
-        OptionInfo{
-            "compute", "type",
-            "of products with weights; auto: int8 for quantised weights with AVX2, bf16 for "
-            "bfloat16 ones with AMX, else float32",
-            0, 0, "", "auto|float32|bf16|int8"},
+        OptionInfo{"compute", "type",
+                   "of products with weights; auto: int8 for quantised weights with AVX2, bf16 for "
+                   "bfloat16 ones with AMX, else float32",
+                   0, 0, "", "auto|float32|bf16|int8"},
         o.compute);
     visit(OptionInfo{"quantization", "type",
                      "what weights stored in 16 or 32 bits become when they are loaded; quantised "

@@ -149,7 +149,7 @@ TEST(KvEventServices, WhoAsksForWhatIsGoneGetsASnapshotOrAnError) {
   options.num_blocks = 60;
   Rig rig(options);
   KvEventHub& hub = *rig.daemon().kv_events();
-  for (int i = 0; i < 20; ++i) Ask(rig, 100 + 50 * i);  // evicts
+  for (int i = 0; i < 20; ++i) Ask(rig, 100 + 25 * i);  // evicts
   rig.ExpectIdle();
   const uint64_t next = hub.next_sequence();
   VllmSubscriber subscriber(rig.channel());
@@ -161,7 +161,7 @@ TEST(KvEventServices, WhoAsksForWhatIsGoneGetsASnapshotOrAnError) {
   VllmSubscriber again(rig.channel());
   again.ReadUntil(next - 1);
   EXPECT_EQ(again.stored().size(), rig.Blocks().cached_blocks());
-  Ask(rig, 5000);
+  Ask(rig, 700);
   again.ReadUntil(hub.next_sequence() - 1);
   EXPECT_EQ(again.stored().size(), rig.Blocks().cached_blocks());
   const grpc::Status gone = VllmSubscriber(rig.channel(), 1).Finish();
@@ -274,7 +274,7 @@ TEST(KvEventServices, SubscribersComeAndGoAndGiveTheirPlaceBack) {
       }
     });
   }
-  for (int i = 0; i < 30; ++i) Ask(rig, 100 + 41 * i);
+  for (int i = 0; i < 30; ++i) Ask(rig, 100 + 20 * i);
   for (std::thread& client : clients) client.join();
   EXPECT_TRUE(rig.Eventually([&rig] {
     VllmSubscriber subscriber(rig.channel());

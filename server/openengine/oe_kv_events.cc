@@ -86,6 +86,11 @@ std::optional<TcpEndpoint> Parse(std::string_view endpoint) {
   const size_t colon = endpoint.rfind(':');
   if (endpoint.substr(0, kTcp.size()) != kTcp || colon < kTcp.size()) return std::nullopt;
   TcpEndpoint out{.host = std::string(endpoint.substr(kTcp.size(), colon - kTcp.size()))};
+  // An IPv4 address of a socket that speaks IPv6, too.
+  constexpr std::string_view kMapped = "[::ffff:";
+  if (out.host.compare(0, kMapped.size(), kMapped) == 0) {
+    out.host = out.host.substr(kMapped.size(), out.host.size() - kMapped.size() - 1);
+  }
   for (const char c : endpoint.substr(colon + 1)) {
     if (c < '0' || c > '9' || out.port > 65535) return std::nullopt;
     out.port = out.port * 10 + static_cast<uint32_t>(c - '0');
