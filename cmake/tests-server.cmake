@@ -9,12 +9,6 @@ if(QUIRE_SERVER)
     quire_test(${name} DEPS server TIMEOUT 600)
   endforeach()
 
-  # The Python that has grpc is the system's, whatever comes first in PATH.
-  find_program(QUIRE_GRPC_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
-  if(NOT QUIRE_GRPC_PYTHON)
-    set(QUIRE_GRPC_PYTHON ${Python3_EXECUTABLE})
-  endif()
-  set(stubs ${CMAKE_BINARY_DIR}/gen-python)
   add_custom_command(
     OUTPUT ${stubs}/quire/v1/quire_pb2.py ${stubs}/quire/v1/quire_pb2_grpc.py ${stubs}/quire.desc
     COMMAND ${CMAKE_COMMAND} -E make_directory ${stubs}
@@ -26,11 +20,6 @@ if(QUIRE_SERVER)
     VERBATIM)
   add_custom_target(python_stubs ALL DEPENDS ${stubs}/quire/v1/quire_pb2.py)
 
-  if(DEFINED ENV{QUIRE_SMOLLM2})
-    set(smollm2 $ENV{QUIRE_SMOLLM2})
-  else()
-    set(smollm2 ${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf)
-  endif()
   foreach(name generate decoding guided serve admin abuse)
     add_test(NAME e2e_${name}_test
       COMMAND ${QUIRE_GRPC_PYTHON} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}_test.py)

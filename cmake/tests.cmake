@@ -27,6 +27,19 @@ function(quire_test name)
   endforeach()
 endfunction()
 
+# What end-to-end tests of several parts use. The Python that has grpc is the system's, whatever
+# comes first in PATH.
+find_program(QUIRE_GRPC_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
+if(NOT QUIRE_GRPC_PYTHON)
+  set(QUIRE_GRPC_PYTHON ${Python3_EXECUTABLE})
+endif()
+set(stubs ${CMAKE_BINARY_DIR}/gen-python)
+if(DEFINED ENV{QUIRE_SMOLLM2})
+  set(smollm2 $ENV{QUIRE_SMOLLM2})
+else()
+  set(smollm2 ${CMAKE_SOURCE_DIR}/build/models/SmolLM2-135M-Instruct.Q4_1.gguf)
+endif()
+
 # Each part lists its tests in a file of its own: cmake/tests-<part>.cmake.
 file(GLOB parts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/tests-*.cmake)
 foreach(part ${parts})

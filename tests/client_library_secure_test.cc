@@ -75,7 +75,7 @@ class ClientLibrarySecure : public testing::Test {
     return options;
   }
   static ConnectOptions To(Rig& rig) {
-    return {.address = "localhost:" + std::to_string(rig.daemon().port()),
+    return {.address = "127.0.0.1:" + std::to_string(rig.daemon().port()),
             .tls = true,
             .root_certificates = Read("ca.pem")};
   }

@@ -83,7 +83,7 @@ class SecureTest(unittest.TestCase):
         cls.mutual = cls.serve("--ssl-ca-certs", str(cls.ca.cert), "--ssl-cert-reqs", "required")
         plain = Daemon("--max-model-len", "512")
         cls.addClassCleanup(plain.__exit__)
-        cls.plain = f"localhost:{plain.port}"
+        cls.plain = f"127.0.0.1:{plain.port}"
         cls.expected = sync_calls(cls.plain)[0]
 
     @classmethod
@@ -94,7 +94,7 @@ class SecureTest(unittest.TestCase):
         return daemon
 
     def assert_answers(self, daemon, **how):
-        address = f"localhost:{daemon.port}"
+        address = f"127.0.0.1:{daemon.port}"
         for results in (sync_calls(address, **how), async_calls(address, **how)):
             self.assertEqual(results, [self.expected] * 2)
 
@@ -109,7 +109,7 @@ class SecureTest(unittest.TestCase):
             self.assert_answers(self.keyed, tls=Tls(ca=ca), api_key=self.alice)
 
     def test_keys_that_are_not_taken(self):
-        address, tls = f"localhost:{self.keyed.port}", Tls(ca=self.ca.cert)
+        address, tls = f"127.0.0.1:{self.keyed.port}", Tls(ca=self.ca.cert)
         for key in (None, "", "not-a-key-that-anybody-has", self.alice[:-1], self.alice + "x"):
             for error in self.assert_fails(UnauthenticatedError, address, tls=tls, api_key=key):
                 self.assertFalse(error.retryable)
@@ -117,14 +117,14 @@ class SecureTest(unittest.TestCase):
                 self.assertNotIn(self.alice[:-1], str(error))
 
     def test_servers_that_are_not_trusted(self):
-        address = f"localhost:{self.keyed.port}"
+        address = f"127.0.0.1:{self.keyed.port}"
         wrong_name = self.serve(cert=self.ca.issue("other", "DNS:other.test")[0],
                                 key=self.ca.folder / "other.key")
         for target, tls in [(address, Tls(ca=self.stranger.cert)),  # another's signature
                             (address, True),                        # not among the well-known
                             (address, None),                        # plaintext to TLS
                             (self.plain, Tls(ca=self.ca.cert)),     # TLS to plaintext
-                            (f"localhost:{wrong_name.port}", Tls(ca=self.ca.cert))]:
+                            (f"127.0.0.1:{wrong_name.port}", Tls(ca=self.ca.cert))]:
             for error in self.assert_fails(UnavailableError, target, tls=tls, api_key=self.alice):
                 self.assertTrue(error.retryable)
                 self.assertTrue(error.message)
@@ -136,7 +136,7 @@ class SecureTest(unittest.TestCase):
         self.assert_answers(self.mutual, tls=Tls(ca=self.ca.cert, certificate=cert, key=key))
         self.assert_answers(self.mutual, tls=Tls(
             ca=self.ca.cert.read_bytes(), certificate=cert.read_bytes(), key=key.read_bytes()))
-        address = f"localhost:{self.mutual.port}"
+        address = f"127.0.0.1:{self.mutual.port}"
         self.assert_fails(UnavailableError, address, tls=Tls(ca=self.ca.cert))
         self.assert_fails(UnavailableError, address, tls=Tls(
             ca=self.ca.cert, certificate=self.impostor[0], key=self.impostor[1]))
@@ -145,7 +145,7 @@ class SecureTest(unittest.TestCase):
         for kind in (Client, AsyncClient):
             for key in (self.alice + "\n", "k\u00e4se" + self.alice, self.alice + "\0"):
                 with self.assertRaises(ValueError) as caught:
-                    kind("localhost:1", api_key=key)
+                    kind("127.0.0.1:1", api_key=key)
                 self.assertIn("api_key", str(caught.exception))
                 self.assertNotIn(self.alice, str(caught.exception))
         result = run("generate", "--port", "1", "hi", env={"QUIRE_API_KEY": self.alice + "\n"})
@@ -155,18 +155,18 @@ class SecureTest(unittest.TestCase):
     def test_files_that_are_not_there(self):
         for kind in (Client, AsyncClient):
             with self.assertRaises(FileNotFoundError):
-                kind("localhost:1", tls=Tls(ca="/nowhere/ca.pem"))
+                kind("127.0.0.1:1", tls=Tls(ca="/nowhere/ca.pem"))
             for half in (Tls(certificate=self.mine[0]), Tls(key=self.mine[1])):
                 with self.assertRaises(ValueError):
-                    kind("localhost:1", tls=half)
+                    kind("127.0.0.1:1", tls=half)
 
     def test_operators(self):
         """By the admin port with TLS and a key that may; by the socket."""
         socket, port = self.keyed.admin_addresses[0], self.keyed.admin_addresses[1]
         self.assertTrue(socket.startswith("unix:"), socket)
-        port = f"localhost:{port.rsplit(':', 1)[1]}"
+        port = f"127.0.0.1:{port.rsplit(':', 1)[1]}"
         how = dict(tls=Tls(ca=self.ca.cert), timeout=TIMEOUT_S)
-        address = f"localhost:{self.keyed.port}"
+        address = f"127.0.0.1:{self.keyed.port}"
 
         async def asks(where, key):
             async with AsyncClient(address, api_key=key, admin_address=where, **how) as client:
@@ -186,7 +186,7 @@ class SecureTest(unittest.TestCase):
                 asyncio.run(asks(port, key))
 
     def test_limits_say_when_to_come_again(self):
-        address = f"localhost:{self.keyed.port}"
+        address = f"127.0.0.1:{self.keyed.port}"
         how = dict(tls=Tls(ca=self.ca.cert), api_key=self.slow, timeout=TIMEOUT_S)
         with Client(address, **how) as client:
             self.assertEqual(client.generate(PROMPT, PARAMS).outputs, self.expected)

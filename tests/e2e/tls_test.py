@@ -46,7 +46,7 @@ class TlsTest(unittest.TestCase):
         credentials = grpc.ssl_channel_credentials(
             (ca or self.ca).cert.read_bytes(),
             key.read_bytes() if key else None, cert.read_bytes() if cert else None)
-        channel = grpc.secure_channel(f"localhost:{daemon.port}", credentials,
+        channel = grpc.secure_channel(f"127.0.0.1:{daemon.port}", credentials,
                                       options=[("grpc.use_local_subchannel_pool", 1)])
         self.addCleanup(channel.close)
         return channel
@@ -70,7 +70,7 @@ class TlsTest(unittest.TestCase):
         context = ssl.create_default_context(cafile=self.ca.cert)
         if cert:
             context.load_cert_chain(cert, key)
-        connection = http.client.HTTPSConnection("localhost", daemon.http_port, context=context,
+        connection = http.client.HTTPSConnection("127.0.0.1", daemon.http_port, context=context,
                                                  timeout=60)
         try:
             connection.request("GET", "/v1/models")
@@ -93,7 +93,7 @@ class TlsTest(unittest.TestCase):
                 with self.assertRaises((ssl.SSLError, ConnectionError)):
                     self.handshake(daemon, version, http)
         self.assertEqual(self.https(daemon), 200)
-        generate = ["generate", "--host", "localhost", "--port", str(daemon.port), "--max-tokens",
+        generate = ["generate", "--host", "127.0.0.1", "--port", str(daemon.port), "--max-tokens",
                     "1", "--raw", "one two"]
         self.assertEqual(run(*generate, "--ca-cert", str(self.ca.cert)).returncode, 0)
         self.assertEqual(run(*generate).returncode, 1)
@@ -112,7 +112,7 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(self.https(daemon, *good), 200)
         self.assertIsNone(self.https(daemon))
         self.assertIsNone(self.https(daemon, *bad))
-        generate = ["generate", "--host", "localhost", "--port", str(daemon.port), "--max-tokens",
+        generate = ["generate", "--host", "127.0.0.1", "--port", str(daemon.port), "--max-tokens",
                     "1", "--raw", "--ca-cert", str(self.ca.cert), "one two"]
         self.assertEqual(run(*generate, "--cert", str(good[0]), "--key",
                              str(good[1])).returncode, 0)
