@@ -245,7 +245,7 @@ void PagePool::BecomeBlank(PageId page) {
 void PagePool::Retire(PageId page) {
   --num_to_retire_;
   at(page).retired = true;
-  PushFront(retired_, page);  // the highest go first, so they come back in ascending order
+  PushBack(retired_, page);
   ++num_retired_;
 }
 
