@@ -20,7 +20,7 @@ SAFE_MARGIN = 0.01  # of golden.json's rule: equal up to the first step below it
 class GenerateTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon()
+        cls.daemon = Daemon(*FLOAT32)  # answers are compared with the reference's
 
     @classmethod
     def tearDownClass(cls):
