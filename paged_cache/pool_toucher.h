@@ -1,9 +1,10 @@
 // paged_cache/pool_toucher.h -- the pools' memory is made ready before it is written.
 //
-// A pool is address space; the kernel finds and clears memory at the first write to it. That takes
-// 0.4 ms for 2 MiB, in a virtual machine whose host gives memory lazily 3 to 6, and in the middle
-// of a step. One thread does it ahead of time: `ahead_bytes` beyond the highest page that was ever
-// handed out (PagePool::highest_taken) are ready, as long as no step waits for it.
+// A pool is address space; the kernel finds and clears memory at the first write to it, in the
+// middle of a step, and in a virtual machine the host may have to find it, too (`quire bench ops`
+// with prefault_mib=0: write_kv). One thread does it ahead of time: `ahead_bytes` beyond the
+// highest page that was ever handed out (PagePool::highest_taken) are ready, as long as no step
+// waits for it.
 //
 // Contents never change: MADV_POPULATE_WRITE (Linux 5.14) faults pages in as a write would and
 // writes nothing, so it is safe beside whatever the kernels write. Pages up to the highest one that
@@ -11,8 +12,8 @@
 //
 // When: while no step runs, unless there are CPUs that no kernel thread needs. Not at a low
 // priority: the kernel holds the process's map of memory until 2 MiB are cleared, and with every
-// CPU busy a thread of SCHED_IDLE or nice 19 needs seconds for that, in which nobody's mmap or
-// munmap, thus many a malloc, comes back. At normal priority, with the engine at rest, it takes as
+// CPU busy a thread of SCHED_IDLE or nice 19 takes long over that, while nobody's mmap or munmap,
+// thus many a malloc, comes back. At normal priority, with the engine at rest, it takes as
 // long as the memory does.
 //
 // Never what gets the process killed: before each 2 MiB it looks whether `keep_free_bytes` will

@@ -172,8 +172,12 @@ struct Int8Block {
   alignas(64) float scale[2][kPanel];
 };
 
-template <DType kType>
-void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out) {
+struct AsTheyAre {
+  typename V::U operator()(typename V::U codes) const { return codes; }
+};
+
+template <DType kType, typename Change = AsTheyAre>
+void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out, Change change = {}) {
   for (int32_t col = 0; col < kPanel; col += V::kLanes) {
     PrefetchAhead<kType, kPanel / V::kLanes>(panel, block, col / V::kLanes);
     Decoder<kType> d;
@@ -184,8 +188,8 @@ void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out) {
         if (g < 2 * PartsOf(kType)) V::Store(out.scale[g / 2] + col, d.scale_);
       }
       d.Group(g);
-      V::StoreU32(out.codes[2 * g] + col, CodesOf<kType, 0>(d));
-      V::StoreU32(out.codes[2 * g + 1] + col, CodesOf<kType, 1>(d));
+      V::StoreU32(out.codes[2 * g] + col, change(CodesOf<kType, 0>(d)));
+      V::StoreU32(out.codes[2 * g + 1] + col, change(CodesOf<kType, 1>(d)));
     }
   }
 }

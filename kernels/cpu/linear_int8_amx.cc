@@ -37,28 +37,14 @@ using Dots = int32_t[kTileRows][kStrip];
 // The compiler does not see what a tile load reads.
 inline void MemoryBarrier() { asm volatile("" ::: "memory"); }
 
-// As FillInt8Block, with codes less their centre.
+// Tile products take signed codes; those of 8 bits are already.
 template <DType kType>
-void FillSigned(const std::byte* panel, int64_t block, Int8Block& out) {
-  constexpr bool kCentred = FormatOf(kType).bits == 8;
-  const __m512i centre = _mm512_set1_epi8(static_cast<int8_t>(kCentred ? 0 : CentreOf(kType)));
-  for (int32_t col = 0; col < kPanel; col += V::kLanes) {
-    PrefetchAhead<kType, kPanel / V::kLanes>(panel, block, col / V::kLanes);
-    Decoder<kType> d;
-    d.Begin(panel, block, col);
-    for (int32_t g = 0; g < 4; ++g) {
-      if (g % 2 == 0) {
-        d.Half(g / 2);
-        if (g < 2 * PartsOf(kType)) V::Store(out.scale[g / 2] + col, d.scale_);
-      }
-      d.Group(g);
-      const __m512i first = CodesOf<kType, 0>(d);
-      const __m512i second = CodesOf<kType, 1>(d);
-      V::StoreU32(out.codes[2 * g] + col, kCentred ? first : _mm512_sub_epi8(first, centre));
-      V::StoreU32(out.codes[2 * g + 1] + col, kCentred ? second : _mm512_sub_epi8(second, centre));
-    }
+struct LessCentre {
+  __m512i operator()(__m512i codes) const {
+    if constexpr (FormatOf(kType).bits == 8) return codes;
+    return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<int8_t>(CentreOf(kType))));
   }
-}
+};
 
 // Sixteen rows of x over the blocks of a run, wherever they lie.
 struct SixteenRows {
@@ -89,7 +75,8 @@ struct Run {
   void Fill(const std::byte* panel, int64_t b0, int64_t count) {
     if (count != num_blocks) Plan(count);
     FillMeans<kType>(panel, b0, count, means);
-    for (int64_t b = 0; b < count; ++b) FillSigned<kType>(panel, b0 + b, blocks[b]);
+    for (int64_t b = 0; b < count; ++b)
+      FillInt8Block<kType>(panel, b0 + b, blocks[b], LessCentre<kType>());
     MemoryBarrier();
   }
   const float* words() const { return reinterpret_cast<const float*>(blocks); }
