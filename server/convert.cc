@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <random>
 
-#include "base/json.h"
 #include "sampling/stop.h"
 #include "server/access/key_rules.h"
 #include "server/convert_decoding.h"
 #include "server/convert_fields.h"
+#include "server/convert_prompt.h"
 #include "server/retention.h"
 
 namespace quire {
@@ -19,7 +19,6 @@ namespace {
 constexpr size_t kMaxNameBytes = 128;  // of request ids and tenants
 constexpr int32_t kMaxPriority = 1000;
 constexpr int32_t kMaxPromptLogprobs = 20;  // as num_logprobs
-constexpr size_t kMaxChatMessages = 4096;
 
 // Random per process: ids that the server makes don't repeat after a restart.
 uint64_t ServerNonce() {
@@ -37,108 +36,6 @@ uint64_t DrawSeed() {
     return std::mt19937_64(seeds);
   }();
   return generator();
-}
-
-absl::Status CheckId(uint32_t id, const ServedModel& model, std::string_view path, int i) {
-  if (id < static_cast<uint32_t>(model.vocab_size)) return absl::OkStatus();
-  return InvalidArgument("{}[{}]={} is outside [0, {}]; use ids of this model", path, i, id,
-                         model.vocab_size - 1);
-}
-
-template <typename Ids>
-absl::Status ReadIds(const Ids& ids, const ServedModel& model, std::string_view path,
-                     std::vector<TokenId>& out) {
-  out.reserve(static_cast<size_t>(ids.size()));
-  for (int i = 0; i < ids.size(); ++i) {
-    RETURN_IF_ERROR(CheckId(ids[i], model, path, i));
-    out.push_back(static_cast<TokenId>(ids[i]));
-  }
-  return absl::OkStatus();
-}
-
-// The array for the template: as it came, or made of the plain messages.
-absl::StatusOr<std::string> ChatMessages(const pb::ChatInput& chat) {
-  size_t count = static_cast<size_t>(chat.messages_size());
-  if (!chat.messages_json().empty()) {
-    if (count > 0) return InvalidArgument("chat.messages and chat.messages_json are set; give one");
-    const absl::StatusOr<Json> messages = Json::Parse(chat.messages_json());
-    if (!messages.ok()) return Annotate(messages.status(), "chat.messages_json");
-    if (!messages->is_array()) return InvalidArgument("chat.messages_json is not a JSON array");
-    count = messages->size();
-  }
-  if (count == 0) return InvalidArgument("chat.messages is empty; give at least one");
-  if (count > kMaxChatMessages) {
-    return InvalidArgument("chat.messages has {} entries, limit is {}", count, kMaxChatMessages);
-  }
-  if (!chat.messages_json().empty()) return chat.messages_json();
-  JsonWriter messages;
-  messages.BeginArray();
-  for (const pb::ChatMessage& m : chat.messages()) {
-    messages.BeginObject();
-    messages.Key("role");
-    messages.String(m.role());
-    messages.Key("content");
-    messages.String(m.content());
-    messages.EndObject();
-  }
-  messages.EndArray();
-  return messages.text();
-}
-
-// JSON for the template, "" if not given. kind: of JSON, for the message.
-absl::StatusOr<std::string> ChatJson(const std::string& text, std::string_view field,
-                                     std::string_view kind) {
-  if (text.empty()) return std::string();
-  const absl::StatusOr<Json> json = Json::Parse(text);
-  if (!json.ok()) return Annotate(json.status(), field);
-  if (kind == "array" ? json->is_array() : json->is_object()) return text;
-  return InvalidArgument("{} is not a JSON {}", field, kind);
-}
-
-absl::StatusOr<std::string> RenderChat(const pb::ChatInput& chat, const ServedModel& model) {
-  if (model.render_chat == nullptr) return Annotate(model.no_chat, "chat");
-  ChatPrompt request;
-  ASSIGN_OR_RETURN(request.messages_json, ChatMessages(chat));
-  request.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
-  request.continue_final_message = chat.continue_final_message();
-  if (request.add_generation_prompt && request.continue_final_message) {
-    return InvalidArgument(
-        "chat.continue_final_message=true needs add_generation_prompt=false; set it");
-  }
-  ASSIGN_OR_RETURN(request.tools_json, ChatJson(chat.tools_json(), "chat.tools_json", "array"));
-  ASSIGN_OR_RETURN(request.documents_json,
-                   ChatJson(chat.documents_json(), "chat.documents_json", "array"));
-  ASSIGN_OR_RETURN(request.kwargs_json,
-                   ChatJson(chat.template_kwargs_json(), "chat.template_kwargs_json", "object"));
-  absl::StatusOr<std::string> text = model.render_chat(request);
-  if (!text.ok()) return Annotate(text.status(), "chat");
-  return text;
-}
-
-absl::Status ReadPrompt(const pb::GenerateRequest& r, const ServedModel& model,
-                        std::vector<TokenId>& prompt) {
-  switch (r.input_case()) {
-    case pb::GenerateRequest::kText: {
-      const bool add_special = !r.has_add_special_tokens() || r.add_special_tokens();
-      ASSIGN_OR_RETURN(prompt, model.tokenizer->Encode(r.text(), add_special));
-      break;
-    }
-    case pb::GenerateRequest::kTokenIds:
-      RETURN_IF_ERROR(ReadIds(r.token_ids().ids(), model, "token_ids.ids", prompt));
-      break;
-    case pb::GenerateRequest::kChat: {
-      ASSIGN_OR_RETURN(const std::string text, RenderChat(r.chat(), model));
-      ASSIGN_OR_RETURN(prompt, model.tokenizer->Encode(text, /*add_special_tokens=*/false));
-      break;
-    }
-    case pb::GenerateRequest::INPUT_NOT_SET:
-      return InvalidArgument("input is not set; give text, token_ids or chat");
-  }
-  if (r.has_add_special_tokens() && r.input_case() != pb::GenerateRequest::kText) {
-    return InvalidArgument("add_special_tokens={} is for text only", r.add_special_tokens());
-  }
-  if (prompt.empty()) return InvalidArgument("prompt has 0 tokens, must have at least 1");
-  return absl::OkStatus();
 }
 
 absl::Status ResolveMaxTokens(const pb::GenerateRequest& r, const ServedModel& model,
@@ -333,6 +230,7 @@ absl::StatusOr<Generation> FromProto(const pb::GenerateRequest& r, const ServedM
       r.stopping().has_max_tokens() ? r.stopping().max_tokens() : std::max(1, model.max_model_len);
   RETURN_IF_ERROR(WithPath(Validate(request->sampling, request->stop, model.vocab_size), r));
   RETURN_IF_ERROR(ReadPromptLogprobs(r.response(), *request));
+  RETURN_IF_ERROR(CheckPromptFields(r));
   RETURN_IF_ERROR(ReadDecoding(r, model, *request, g));
   RETURN_IF_ERROR(ReadPrompt(r, model, request->prompt));
   RETURN_IF_ERROR(ResolveMaxTokens(r, model, static_cast<int64_t>(request->prompt.size()),
@@ -352,28 +250,6 @@ std::vector<std::string> SamplingFieldsWithoutTwin() {
   AddFieldsWithoutTwin<BeamParams>(missing);
   AddFieldsWithoutTwin<SpeculationParams>(missing);
   return missing;
-}
-
-absl::Status TokenizeFromProto(const pb::TokenizeRequest& r, const ServedModel& model,
-                               pb::TokenizeResponse& response) {
-  std::vector<TokenId> ids;
-  switch (r.input_case()) {
-    case pb::TokenizeRequest::kText: {
-      const bool add_special = !r.has_add_special_tokens() || r.add_special_tokens();
-      ASSIGN_OR_RETURN(ids, model.tokenizer->Encode(r.text(), add_special));
-      break;
-    }
-    case pb::TokenizeRequest::kChat: {
-      ASSIGN_OR_RETURN(std::string text, RenderChat(r.chat(), model));
-      ASSIGN_OR_RETURN(ids, model.tokenizer->Encode(text, /*add_special_tokens=*/false));
-      response.set_rendered_text(std::move(text));
-      break;
-    }
-    case pb::TokenizeRequest::INPUT_NOT_SET:
-      return InvalidArgument("input is not set; give text or chat");
-  }
-  response.mutable_token_ids()->Add(ids.begin(), ids.end());
-  return absl::OkStatus();
 }
 
 absl::Status PinFromProto(const pb::PinPrefixRequest& r, const ServedModel& model,

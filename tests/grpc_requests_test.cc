@@ -43,7 +43,7 @@ ve::GenerateRequest VllmIds(const std::vector<uint32_t>& ids) {
 }
 
 TEST(VllmRequest, ZeroMeansTheDefaultWhereTheServicerSaysSo) {
-  const auto ours = FromVllm(VllmIds({1, 2}), Model());
+  const auto ours = FromVllm(VllmIds({1, 2}));
   ASSERT_TRUE(ours.ok());
   pb::GenerateRequest expected;
   expected.mutable_token_ids()->add_ids(1);
@@ -88,7 +88,7 @@ TEST(VllmRequest, EveryFieldArrives) {
   p.set_include_stop_str_in_output(true);
   (*p.mutable_logit_bias())[8] = -3;
   p.mutable_choice()->add_choices("x");
-  const auto ours = FromVllm(r, Model());
+  const auto ours = FromVllm(r);
   ASSERT_TRUE(ours.ok());
   pb::GenerateRequest expected;
   expected.set_request_id("id");
@@ -125,7 +125,7 @@ TEST(VllmRequest, EveryConstraint) {
   const auto guided = [](auto set) {
     ve::GenerateRequest r = VllmIds({1});
     set(*r.mutable_sampling_params());
-    return FromVllm(r, Model())->guided();
+    return FromVllm(r)->guided();
   };
   EXPECT_EQ(guided([](auto& p) { p.set_json_schema("{}"); }).json_schema(), "{}");
   EXPECT_EQ(guided([](auto& p) { p.set_regex("a+"); }).regex(), "a+");
@@ -137,31 +137,23 @@ TEST(VllmRequest, EveryConstraint) {
 TEST(VllmRequest, SeedOfMinusOneIsNone) {
   ve::GenerateRequest r = VllmIds({1});
   r.mutable_sampling_params()->set_seed(-1);
-  EXPECT_FALSE(FromVllm(r, Model())->sampling().has_seed());
+  EXPECT_FALSE(FromVllm(r)->sampling().has_seed());
 }
 
-TEST(VllmRequest, TruncationKeepsTheEnd) {
-  std::vector<uint32_t> ids(200);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint32_t>(i);
-  ve::GenerateRequest r = VllmIds(ids);
-  r.mutable_sampling_params()->set_truncate_prompt_tokens(3);
-  const auto three = FromVllm(r, Model());
-  EXPECT_EQ(three->token_ids().ids_size(), 3);
-  EXPECT_EQ(three->token_ids().ids(0), 197u);
+TEST(VllmRequest, TruncationIsHandedOn) {
+  ve::GenerateRequest r = VllmIds({1, 2, 3});
+  EXPECT_FALSE(FromVllm(r)->has_truncate_prompt_tokens());
   r.mutable_sampling_params()->set_truncate_prompt_tokens(-1);
-  r.mutable_sampling_params()->set_max_tokens(10);
-  EXPECT_EQ(FromVllm(r, Model())->token_ids().ids_size(), 90);
-  r.mutable_sampling_params()->set_truncate_prompt_tokens(-2);
-  ExpectRefused(FromVllm(r, Model()), "truncate_prompt_tokens=-2");
+  EXPECT_EQ(FromVllm(r)->truncate_prompt_tokens(), -1);
 }
 
 TEST(VllmRequest, RefusalsByName) {
   const auto with = [](auto set) {
     ve::GenerateRequest r = VllmIds({1});
     set(r);
-    return FromVllm(r, Model());
+    return FromVllm(r);
   };
-  ExpectRefused(FromVllm({}, Model()), "input is not set");
+  ExpectRefused(FromVllm({}), "input is not set");
   ExpectRefused(with([](auto& r) { r.mutable_mm_inputs(); }), "mm_inputs");
   ExpectRefused(with([](auto& r) { r.add_extra_mm_inputs(); }), "extra_mm_inputs");
   ExpectRefused(with([](auto& r) { r.mutable_media_refs(); }), "media_refs");

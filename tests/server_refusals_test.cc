@@ -131,6 +131,9 @@ TEST(RefusalsTest, RefusalsNameFieldValueAndLimit) {
          r.set_add_special_tokens(false);
        },
        {"add_special_tokens=false"}},
+      {"truncation",
+       [](pb::GenerateRequest& r) { r.set_truncate_prompt_tokens(0); },
+       {"truncate_prompt_tokens=0 must be at least 1"}},
   };
   for (const Refusal& c : cases) {
     pb::GenerateRequest request = Rig::TextRequest("abc", 4);

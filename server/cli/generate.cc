@@ -43,7 +43,7 @@ struct GenerateOptions {
   std::string json_schema_file, regex, grammar_file;
   std::vector<std::string> choice;
   std::string speculation;
-  std::optional<int32_t> priority, prompt_logprobs;
+  std::optional<int32_t> priority, prompt_logprobs, truncate_prompt_tokens;
   std::string tenant;
   double timeout_s = 0;
 };
@@ -118,6 +118,7 @@ absl::StatusOr<pb::GenerateRequest> ToRequest(const GenerateOptions& o) {
   RETURN_IF_ERROR(SetGuided(o, request));
   if (o.priority) request.mutable_scheduling()->set_priority(*o.priority);
   request.mutable_scheduling()->set_tenant(o.tenant);
+  if (o.truncate_prompt_tokens) request.set_truncate_prompt_tokens(*o.truncate_prompt_tokens);
   if (o.prompt_logprobs) request.mutable_response()->set_prompt_logprobs(*o.prompt_logprobs);
   return request;
 }
@@ -229,6 +230,8 @@ Subcommand MakeGenerate(CLI::App& parent) {
   app->add_option("--tenant", o->tenant, "for policies that share fairly");
   app->add_option("--prompt-logprobs", o->prompt_logprobs,
                   "print what the model thought of the prompt's tokens, and of so many others");
+  app->add_option("--truncate-prompt-tokens", o->truncate_prompt_tokens,
+                  "keep the last so many tokens of the prompt; -1: what the model takes");
   app->add_option("--timeout", o->timeout_s, "seconds; 0 = none");
   app->add_flag("--stats", o->stats, "print counts and times to standard error");
   return {app, [o] { return RunGenerate(*o); }};

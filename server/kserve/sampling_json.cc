@@ -122,6 +122,7 @@ constexpr IntKey kIntKeys[] = {
     {"best_of", [](auto& r, int32_t v) { r.mutable_sampling()->set_best_of(v); }},
     {"max_tokens", [](auto& r, int32_t v) { r.mutable_stopping()->set_max_tokens(v); }},
     {"min_tokens", [](auto& r, int32_t v) { r.mutable_stopping()->set_min_tokens(v); }},
+    {"truncate_prompt_tokens", [](auto& r, int32_t v) { r.set_truncate_prompt_tokens(v); }},
     {"logprobs", [](auto& r, int32_t v) { r.mutable_response()->set_num_logprobs(v); }},
 };
 constexpr FloatKey kFloatKeys[] = {
@@ -219,6 +220,7 @@ const FieldNames& KserveFieldNames() {
       {"num_logprobs", "logprobs"},
       {"scheduling.queue_timeout_ms", "parameter timeout/1000"},
       {"scheduling.priority", "parameter priority (negated)"},
+      {"truncate_prompt_tokens", "sampling_parameters.truncate_prompt_tokens"},
       {"lora_name", "sampling_parameters.lora_name"}};
   return *names;
 }

@@ -97,6 +97,9 @@ absl::StatusOr<OpenAiCall> ReadCompletion(std::string_view body, const ServedMod
   if (const auto suffix = fields.String("suffix"); suffix && !suffix->empty()) {
     fields.Refuse("suffix", "is not offered here; leave it out");
   }
+  if (style.echo && base.has_truncate_prompt_tokens()) {
+    fields.Refuse("echo", "can't be had with truncate_prompt_tokens; leave one of them out");
+  }
   const int32_t max_tokens = fields.Int("max_tokens").value_or(kDefaultMaxTokens);
   // Only the prompt is wanted: a token is computed all the same, and not told.
   style.prompt_only = style.echo && max_tokens == 0;

@@ -152,7 +152,9 @@ void RefuseOthers(Fields& fields) {
     }
   }
   if (fields.String("truncation").value_or("disabled") != "disabled") {
-    fields.Refuse("truncation", "is not \"disabled\": prompts are never cut here");
+    fields.Refuse(
+        "truncation",
+        "is not \"disabled\": turns are not left out here; truncate_prompt_tokens cuts by tokens");
   }
 }
 

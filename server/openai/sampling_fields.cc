@@ -134,12 +134,25 @@ void ReadScheduling(Fields& fields, pb::GenerateRequest& out) {
   }
 }
 
+void ReadTruncation(Fields& fields, pb::GenerateRequest& out) {
+  if (const auto keep = fields.Int("truncate_prompt_tokens")) {
+    out.set_truncate_prompt_tokens(*keep);
+  }
+  const auto side = fields.String("truncation_side");
+  if (!side) return;
+  if (*side != "left" && *side != "right") {
+    return fields.Refuse("truncation_side", "is neither \"left\" nor \"right\"");
+  }
+  // Which end doesn't matter where nothing is cut.
+  if (!out.has_truncate_prompt_tokens()) return;
+  out.set_truncation_side(*side == "left" ? pb::TRUNCATION_SIDE_LEFT : pb::TRUNCATION_SIDE_RIGHT);
+}
+
 // Known to clients, not offered here.
 void RefuseOthers(Fields& fields) {
   constexpr std::string_view kNotOffered = "is not offered here; leave it out";
-  for (const char* name :
-       {"truncate_prompt_tokens", "thinking_token_budget", "repetition_detection",
-        "kv_transfer_params", "vllm_xargs", "logits_processors", "prompt_embeds"}) {
+  for (const char* name : {"thinking_token_budget", "repetition_detection", "kv_transfer_params",
+                           "vllm_xargs", "logits_processors", "prompt_embeds"}) {
     fields.Refuse(name, kNotOffered);
   }
   if (fields.Bool("spaces_between_special_tokens") == false) {
@@ -182,6 +195,7 @@ void ReadSamplingFields(Fields& fields, const ServedModel& model, pb::GenerateRe
   ReadStopping(fields, *out.mutable_stopping());
   ReadBeam(fields, out);
   ReadScheduling(fields, out);
+  ReadTruncation(fields, out);
   if (const auto value = fields.Bool("skip_special_tokens")) {
     out.mutable_response()->set_skip_special_tokens(*value);
   }

@@ -1,7 +1,6 @@
 // server/vllm/vllm_request.cc -- see vllm_request.h.
 #include "server/vllm/vllm_request.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -122,34 +121,9 @@ void ReadConstraint(const ve::SamplingParams& p, pb::GenerateRequest& r) {
   }
 }
 
-// Keeps the last tokens of the prompt: so many, or with -1 as many as the model takes.
-absl::Status Truncate(const ve::SamplingParams& p, const ServedModel& model,
-                      pb::GenerateRequest& r) {
-  if (!p.has_truncate_prompt_tokens()) return absl::OkStatus();
-  int64_t keep = p.truncate_prompt_tokens();
-  if (keep < -1 || keep == 0) {
-    return InvalidArgument(
-        "sampling_params.truncate_prompt_tokens={} must be at least 1, or -1 for what the model "
-        "takes",
-        keep);
-  }
-  if (keep == -1) {
-    const int64_t new_tokens = p.has_max_tokens() ? std::max<int64_t>(1, p.max_tokens()) : 1;
-    keep = std::max<int64_t>(1, model.max_model_len - new_tokens);
-  }
-  if (r.has_text()) {
-    ASSIGN_OR_RETURN(const std::vector<TokenId> ids, model.tokenizer->Encode(r.text(), true));
-    r.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
-  }
-  auto& ids = *r.mutable_token_ids()->mutable_ids();
-  if (ids.size() > keep) ids.erase(ids.begin(), ids.end() - keep);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
-absl::StatusOr<pb::GenerateRequest> FromVllm(const ve::GenerateRequest& request,
-                                             const ServedModel& model) {
+absl::StatusOr<pb::GenerateRequest> FromVllm(const ve::GenerateRequest& request) {
   RETURN_IF_ERROR(RefuseUnsupported(request));
   pb::GenerateRequest r;
   r.set_request_id(request.request_id());
@@ -168,7 +142,7 @@ absl::StatusOr<pb::GenerateRequest> FromVllm(const ve::GenerateRequest& request,
   RETURN_IF_ERROR(ReadStopping(p, *r.mutable_stopping()));
   RETURN_IF_ERROR(ReadLogprobs(p, *r.mutable_response()));
   ReadConstraint(p, r);
-  RETURN_IF_ERROR(Truncate(p, model, r));
+  if (p.has_truncate_prompt_tokens()) r.set_truncate_prompt_tokens(p.truncate_prompt_tokens());
   r.mutable_response()->set_text(false);
   r.mutable_response()->set_token_ids(true);
   // What it means for text matters to stop strings only.
@@ -184,6 +158,7 @@ const FieldNames& VllmFieldNames() {
       {"response.num_logprobs", "sampling_params.logprobs"},
       {"num_logprobs", "logprobs"},
       {"response.prompt_logprobs", "sampling_params.prompt_logprobs"},
+      {"truncate_prompt_tokens", "sampling_params.truncate_prompt_tokens"},
       {"guided.choice.texts", "sampling_params.choice.choices"},
       {"guided.", "sampling_params."},
       {"guided", "sampling_params.constraint"},

@@ -8,14 +8,12 @@
 #include "base/status.h"
 #include "quire/v1/quire.pb.h"
 #include "server/grpc/call.h"
-#include "server/served_model.h"
 #include "vllm/grpc/engine/vllm_engine.pb.h"
 
 namespace quire {
 
 // ERRORS: kInvalidArgument naming the field of that proto.
-absl::StatusOr<pb::GenerateRequest> FromVllm(const vllm::grpc::engine::GenerateRequest& request,
-                                             const ServedModel& model);
+absl::StatusOr<pb::GenerateRequest> FromVllm(const vllm::grpc::engine::GenerateRequest& request);
 
 // For errors that are found in what FromVllm returned.
 const FieldNames& VllmFieldNames();

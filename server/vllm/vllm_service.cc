@@ -107,7 +107,7 @@ class KvEventsReactor final : public KvEventCall<smg::KvEventBatch> {
 
 absl::Status Start(const Serving& serving, const grpc::CallbackServerContext& context,
                    const ve::GenerateRequest& request, GenerateReactor* reactor) {
-  ASSIGN_OR_RETURN(pb::GenerateRequest ours, FromVllm(request, serving.door.model()));
+  ASSIGN_OR_RETURN(pb::GenerateRequest ours, FromVllm(request));
   RETURN_IF_ERROR(ReadExtras(context, ours));
   const bool unary = !request.stream();
   return WithNames(StartGeneration(serving.door, context, ours, unary, reactor), VllmFieldNames());

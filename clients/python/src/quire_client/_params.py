@@ -74,6 +74,10 @@ class Params:
     request_id: str = ""
     model: str = ""
     add_special_tokens: Optional[bool] = None
+    #: So many tokens of the prompt are kept; -1: as many as the model takes.
+    truncate_prompt_tokens: Optional[int] = None
+    #: left (the default: the end is kept) or right.
+    truncation_side: Optional[str] = None
     #: Fields of a quire.v1.GenerateRequest that are merged in last.
     edit: Optional[pb.GenerateRequest] = None
 
@@ -160,6 +164,13 @@ def make_request(params: Optional[Params], *, prompt: Optional[Prompt] = None,
         request.spec.method = getattr(pb, name)
     if p.add_special_tokens is not None:
         request.add_special_tokens = p.add_special_tokens
+    if p.truncate_prompt_tokens is not None:
+        request.truncate_prompt_tokens = p.truncate_prompt_tokens
+    if p.truncation_side is not None:
+        name = f"TRUNCATION_SIDE_{p.truncation_side.upper()}"
+        if name not in pb.TruncationSide.keys():
+            raise ValueError(f"truncation_side={p.truncation_side} is neither left nor right")
+        request.truncation_side = getattr(pb, name)
     if p.edit is not None:
         request.MergeFrom(p.edit)
     return request
