@@ -3,8 +3,9 @@
 if(QUIRE_SERVER)
   quire_test(options_test DEPS server)
   quire_test(branch_text_test DEPS server)
+  quire_test(convert_prompt_test DEPS server)
   quire_test(heap_trimmer_test DEPS server)
-  foreach(name server_test server_refusals_test server_faults_test server_soak_test server_admin_test
+  foreach(name server_test connection_limit_test server_refusals_test server_faults_test server_soak_test server_admin_test
           server_admin_actions_test server_admin_units_test server_decoding_test server_guided_test)
     quire_test(${name} DEPS server TIMEOUT 600)
   endforeach()

@@ -117,6 +117,7 @@ struct ServerOptions {
   std::string admin_host = "127.0.0.1";
   int32_t admin_port = -1;
   // Connections of gRPC.
+  int32_t grpc_max_connections = 0;
   int32_t max_concurrent_streams = 4096;
   double keepalive_time_s = 60;
   double keepalive_timeout_s = 20;
@@ -405,6 +406,10 @@ struct ServerOptions {
                      "one, printed at start; -1: none",
                      -1, 65535},
           o.admin_port);
+    visit(OptionInfo{"grpc_max_connections", "connections",
+                     "at a time on the gRPC port; one more is closed at once; 0: no limit", 0,
+                     kMaxInt},
+          o.grpc_max_connections);
     visit(OptionInfo{"max_concurrent_streams", "calls",
                      "of one gRPC connection at a time; more wait at the client; 0: no limit", 0,
                      kMaxInt},

@@ -71,6 +71,7 @@ class ClientLibrarySecure : public testing::Test {
   }
   static RigOptions Keyed() {
     RigOptions options = Secure();
+    options.server.grpc_max_connections = 100;  // a port of our own, with the same guards
     options.server.api_key_file = Folder() / "keys.yaml";
     return options;
   }

@@ -92,7 +92,8 @@ absl::Status CheckPort(const std::string& host, int32_t port) {
 }
 
 ConnectionLimits ConnectionLimitsOf(const ServerOptions& o) {
-  return {.max_concurrent_streams = o.max_concurrent_streams,
+  return {.max_connections = o.grpc_max_connections,
+          .max_concurrent_streams = o.max_concurrent_streams,
           .keepalive_time_s = o.keepalive_time_s,
           .keepalive_timeout_s = o.keepalive_timeout_s,
           .min_ping_interval_s = o.min_ping_interval_s,
@@ -117,7 +118,16 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   grpc::ServerBuilder builder;
   self->credentials_ =
       GuardedCredentials(options.guards->tls(), CheckOf(options.guards->access(), false));
-  builder.AddListeningPort(Address(options.host, options.port), self->credentials_, &self->port_);
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  if (const int32_t limit = options.connections.max_connections; limit > 0) {
+    ASSIGN_OR_RETURN(self->listener_, CountingListener::Listen(options.host, options.port, limit));
+    self->port_ = self->listener_->port();
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        self->credentials_);
+  } else {
+    builder.AddListeningPort(Address(options.host, options.port), self->credentials_, &self->port_);
+  }
   builder.RegisterService(&generation);
   others.Register(builder);
   builder.RegisterService(&self->reflection_);
@@ -133,6 +143,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
     return CannotListen(options.host, options.port, "it is in use, or not an address of ours");
   }
   self->SetServing(true);
+  if (self->listener_ != nullptr) self->listener_->Serve(std::move(acceptor));
   return self;
 }
 
@@ -144,6 +155,7 @@ void GrpcServer::SetServing(bool serving) {
 
 void GrpcServer::Shutdown(std::chrono::milliseconds grace) {
   if (server_ == nullptr) return;
+  listener_.reset();
   server_->Shutdown(std::chrono::system_clock::now() + grace);
   server_->Wait();
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/grpc/counting_listener.h"
 #include "server/grpc/generation_service.h"
 #include "server/grpc/other_services.h"
 #include "server/grpc/reflection_service.h"
@@ -23,6 +24,7 @@ namespace quire {
 class Guards;
 // As the options of these names; 0 where they say so.
 struct ConnectionLimits {
+  int32_t max_connections = 0;
   int32_t max_concurrent_streams = 0;
   double keepalive_time_s = 60;
   double keepalive_timeout_s = 20;
@@ -60,6 +62,7 @@ class GrpcServer {
   const std::vector<std::string> services_;  // full names, health and reflection not among them
   ReflectionService reflection_;
   std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC asks it while it listens
+  std::unique_ptr<CountingListener> listener_;            // null: gRPC listens itself
   std::unique_ptr<grpc::Server> server_;
   int32_t port_ = 0;
 };
