@@ -342,91 +342,205 @@ struct Bf16Dot {
 #ifdef QUIRE_TILES
 #include "kernels/cpu/attention_flash_tiles-inl.h"
 #else
-  // acc[r] += a[r] x b over one run, for R rows of `a` that are `lda` floats apart.
-  template <int R>
-  static void Run(const float* a, int64_t lda, Pairs b, Vec* acc) {
-    Vec even[R], odd[R];
+  // acc[r][c] += a[r] x b[c] over one run, for R rows of `a` that are `lda` floats apart.
+  template <int R, int C>
+  static void Run(const float* a, int64_t lda, const Pairs* b, Vec (*acc)[C]) {
+    Vec even[R][C], odd[R][C];
     QUIRE_UNROLL
-    for (int r = 0; r < R; ++r) even[r] = odd[r] = Zero();
+    for (int r = 0; r < R; ++r) {
+      QUIRE_UNROLL
+      for (int c = 0; c < C; ++c) even[r][c] = odd[r][c] = Zero();
+    }
     for (int32_t i = 0; i < kPairs; ++i) {
-      Vec x = LoadEvenBF16(b.p + i * b.stride);
-      Vec y = LoadOddBF16(b.p + i * b.stride);
-      Pin(x);
-      Pin(y);
+      Vec x[C], y[C];
+      QUIRE_UNROLL
+      for (int c = 0; c < C; ++c) {
+        x[c] = LoadEvenBF16(b[c].p + i * b[c].stride);
+        y[c] = LoadOddBF16(b[c].p + i * b[c].stride);
+        Pin(x[c]);
+        Pin(y[c]);
+      }
       QUIRE_UNROLL
       for (int r = 0; r < R; ++r) {
-        even[r] = Fma(Set1(a[r * lda + 2 * i]), x, even[r]);
-        odd[r] = Fma(Set1(a[r * lda + 2 * i + 1]), y, odd[r]);
+        const Vec first = Set1(a[r * lda + 2 * i]), second = Set1(a[r * lda + 2 * i + 1]);
+        QUIRE_UNROLL
+        for (int c = 0; c < C; ++c) {
+          even[r][c] = Fma(first, x[c], even[r][c]);
+          odd[r][c] = Fma(second, y[c], odd[r][c]);
+        }
       }
     }
     QUIRE_UNROLL
-    for (int r = 0; r < R; ++r) acc[r] = Add(acc[r], Add(even[r], odd[r]));
+    for (int r = 0; r < R; ++r) {
+      QUIRE_UNROLL
+      for (int c = 0; c < C; ++c) acc[r][c] = Add(acc[r][c], Add(even[r][c], odd[r][c]));
+    }
   }
 
+  // Rows whose sums fit into registers share each load of a key or value, and their chains of
+  // multiply-adds hide each other's latency. Few rows take several columns of b at once instead.
+  static constexpr int32_t kMostRows = kMaxVecs >= 4 ? 6 : 3;
   template <int R>
-  static void ScoreRows(const float* q, int32_t dims, int32_t num_whole, const Column& column,
+  static constexpr int kColumnsOf = kMaxVecs<4 || R> 5 ? 1
+                                    : R > 3            ? 2
+                                                       : 4;
+
+  // The next 16 * C keys, of one page each.
+  template <int R, int C>
+  static void ScoreRows(const float* q, int32_t dims, int32_t num_whole, const Column* columns,
                         float* s) {
-    Vec acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = Zero();
-    for (int32_t n = 0; n * kDotRun < dims; ++n) {
-      Pairs b = column.rest;
-      if (n < num_whole)
-        b = {column.whole.p + n * kPairs * column.whole.stride, column.whole.stride};
-      Run<R>(q + n * kDotRun, dims, b, acc);
+    Vec acc[R][C];
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) acc[r][c] = Zero();
     }
-    for (int r = 0; r < R; ++r) Store(acc[r], s + r * kFlashLdScores);
+    for (int32_t n = 0; n * kDotRun < dims; ++n) {
+      Pairs b[C];
+      for (int c = 0; c < C; ++c) {
+        const Pairs& whole = columns[c].whole;
+        b[c] = n < num_whole ? Pairs{whole.p + n * kPairs * whole.stride, whole.stride}
+                             : columns[c].rest;
+      }
+      Run<R, C>(q + n * kDotRun, dims, b, acc);
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) Store(acc[r][c], s + r * kFlashLdScores + c * 16);
+    }
+  }
+
+  // Scores of R rows, q and s their first, for the keys [key, hi) in whole vectors, of which none
+  // lies before `lo`. Returns where it has stopped: after C columns, if C keys are in their pages.
+  template <int R>
+  static int32_t ScoreColumns(const FlashTask& t, const FlashPages& pages, const float* q,
+                              int32_t key, int32_t lo, int32_t hi, float* s) {
+    constexpr int C = kColumnsOf<R>;
+    const int32_t dims = FlashDotDims(*t.s);
+    const int32_t num_whole = t.s->head_dim / kDotRun;
+    const bool in_place = pages.page_size >= 16 && num_whole * kDotRun == dims;
+    Column columns[C];
+    if (C > 1 && in_place && key + 16 * (C - 1) < hi) {
+      for (int c = 0; c < C; ++c) columns[c] = KeyColumn(t, pages, key + c * 16, lo, hi);
+      ScoreRows<R, C>(q, dims, num_whole, columns, s);
+      return key + 16 * C;
+    }
+    columns[0] = KeyColumn(t, pages, key, lo, hi);
+    ScoreRows<R, 1>(q, dims, num_whole, columns, s);
+    return key + 16;
+  }
+
+  // All rows of a block, if they are few.
+  template <int R>
+  static void ScoreFew(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                       int32_t lo, int32_t hi) {
+    const float* q = t.scratch.q + int64_t{pass.block} * FlashDotDims(*t.s);
+    for (int32_t key = lo / 16 * 16; key < hi;) {
+      for (int32_t c = 0; c < 16 * kColumnsOf<R> && key + c + kAheadKeys < hi; c += 16) {
+        PrefetchKeys(pages, key + c + kAheadKeys, (t.s->head_dim + 1) / 2);
+      }
+      key = ScoreColumns<R>(t, pages, q, key, lo, hi, t.scratch.scores + (key - pass.split));
+    }
+  }
+
+  // Many: what a column brings into the nearest cache is for all of them.
+  static void ScoreMany(const FlashTask& t, const FlashPages& pages, const FlashPass& pass,
+                        int32_t lo, int32_t hi) {
+    const int32_t dims = FlashDotDims(*t.s);
+    const int32_t num_whole = t.s->head_dim / kDotRun;
+    const int32_t rows = pass.block_end - pass.block;
+    for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
+      const Column column = KeyColumn(t, pages, key, lo, hi);
+      if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
+      const float* q = t.scratch.q + int64_t{pass.block} * dims;
+      float* s = t.scratch.scores + (key - pass.split);
+      int32_t r = 0;
+      for (; r + kMostRows <= rows; r += kMostRows) {
+        ScoreRows<kMostRows, 1>(q + r * dims, dims, num_whole, &column, s + r * kFlashLdScores);
+      }
+      for (; r < rows; ++r) {
+        ScoreRows<1, 1>(q + r * dims, dims, num_whole, &column, s + r * kFlashLdScores);
+      }
+    }
   }
 
   __attribute__((noinline)) static void ScoresFlushed(const FlashTask& t, const FlashPages& pages,
                                                       const FlashPass& pass, int32_t lo,
                                                       int32_t hi) {
-    constexpr int R = kMaxVecs >= 4 ? 6 : 3;
-    const int32_t dims = FlashDotDims(*t.s);
-    const int32_t num_whole = t.s->head_dim / kDotRun;
-    for (int32_t key = lo / 16 * 16; key < hi; key += 16) {
-      const Column column = KeyColumn(t, pages, key, lo, hi);
-      if (key + kAheadKeys < hi) PrefetchKeys(pages, key + kAheadKeys, (t.s->head_dim + 1) / 2);
-      for (int32_t r = 0; r < pass.block_end - pass.block;) {
-        const float* q = t.scratch.q + int64_t{pass.block + r} * dims;
-        float* s = t.scratch.scores + int64_t{r} * kFlashLdScores + (key - pass.split);
-        const int32_t left = pass.block_end - pass.block - r;
-        if (left >= R) {
-          ScoreRows<R>(q, dims, num_whole, column, s);
-          r += R;
-        } else {
-          ScoreRows<1>(q, dims, num_whole, column, s);
-          r += 1;
-        }
+    switch (pass.block_end - pass.block) {
+      case 1:
+        return ScoreFew<1>(t, pages, pass, lo, hi);
+      case 2:
+        return ScoreFew<2>(t, pages, pass, lo, hi);
+      case 3:
+        return ScoreFew<3>(t, pages, pass, lo, hi);
+      case 4:
+        if (kMostRows >= 4) return ScoreFew<4>(t, pages, pass, lo, hi);
+        break;
+      case 5:
+        if (kMostRows >= 5) return ScoreFew<5>(t, pages, pass, lo, hi);
+        break;
+      default:
+        break;
+    }
+    ScoreMany(t, pages, pass, lo, hi);
+  }
+
+  // Sums of 16 * C dimensions from dim0 + d on.
+  template <int R, int C>
+  static void MultiplyRows(const FlashTask& t, const Pairs* runs, int32_t r, int32_t from,
+                           int32_t to, int32_t split, int32_t dim0, int32_t d) {
+    const float* p = t.scratch.scores + int64_t{r} * kFlashLdScores;
+    Vec acc[R][C];
+    for (int i = 0; i < R; ++i) {
+      for (int c = 0; c < C; ++c) acc[i][c] = Zero();
+    }
+    for (int32_t k0 = from; k0 < to; k0 += kDotRun) {
+      const Pairs run = runs[(k0 - split) / kDotRun];
+      Pairs b[C];
+      for (int c = 0; c < C; ++c) b[c] = {run.p + (d + c * 16) * 2, run.stride};
+      Run<R, C>(p + (k0 - split), kFlashLdScores, b, acc);
+    }
+    const int32_t dv16 = FlashDv16(*t.s);
+    for (int i = 0; i < R; ++i) {
+      for (int c = 0; c < C; ++c) {
+        Store(acc[i][c], t.scratch.acc + (r + i) * dv16 + dim0 + d + c * 16);
       }
     }
   }
 
   template <int R>
-  static void MultiplyRows(const FlashTask& t, const Pairs* runs, int32_t r, int32_t from,
-                           int32_t to, int32_t split, int32_t dim0, int32_t d) {
-    const float* p = t.scratch.scores + int64_t{r} * kFlashLdScores;
-    Vec acc[R];
-    for (int i = 0; i < R; ++i) acc[i] = Zero();
-    for (int32_t k0 = from; k0 < to; k0 += kDotRun) {
-      const Pairs b = runs[(k0 - split) / kDotRun];
-      Run<R>(p + (k0 - split), kFlashLdScores, {b.p + d * 2, b.stride}, acc);
+  static void MultiplyDims(const FlashTask& t, const Pairs* runs, int32_t r, int32_t from,
+                           int32_t to, int32_t split, int32_t dim0, int32_t dims) {
+    constexpr int C = kColumnsOf<R>;
+    int32_t d = 0;
+    for (; d + 16 * C <= dims; d += 16 * C) {
+      MultiplyRows<R, C>(t, runs, r, from, to, split, dim0, d);
     }
-    const int32_t dv16 = FlashDv16(*t.s);
-    for (int i = 0; i < R; ++i) Store(acc[i], t.scratch.acc + (r + i) * dv16 + dim0 + d);
+    for (; d < dims; d += 16) MultiplyRows<R, 1>(t, runs, r, from, to, split, dim0, d);
   }
 
   __attribute__((noinline)) static void MultiplyFlushed(const FlashTask& t, const FlashPass& pass,
                                                         const Pairs* runs, int32_t row,
                                                         int32_t num_rows, int32_t from, int32_t to,
                                                         int32_t dim0, int32_t dims) {
-    constexpr int R = kMaxVecs >= 4 ? 6 : 3;
-    for (int32_t d = 0; d < dims; d += 16) {
-      int32_t r = row;
-      for (; r + R <= row + num_rows; r += R) {
-        MultiplyRows<R>(t, runs, r, from, to, pass.split, dim0, d);
-      }
-      for (; r < row + num_rows; ++r) {
-        MultiplyRows<1>(t, runs, r, from, to, pass.split, dim0, d);
+    for (int32_t i = 0; i < num_rows; i += kMostRows) {
+      const int32_t r = row + i;
+      switch (num_rows - i) {
+        case 1:
+          MultiplyDims<1>(t, runs, r, from, to, pass.split, dim0, dims);
+          continue;
+        case 2:
+          MultiplyDims<2>(t, runs, r, from, to, pass.split, dim0, dims);
+          continue;
+        case 3:
+          MultiplyDims<3>(t, runs, r, from, to, pass.split, dim0, dims);
+          continue;
+        case 4:
+          MultiplyDims < kMostRows<4 ? kMostRows : 4>(t, runs, r, from, to, pass.split, dim0, dims);
+          continue;
+        case 5:
+          MultiplyDims < kMostRows<5 ? kMostRows : 5>(t, runs, r, from, to, pass.split, dim0, dims);
+          continue;
+        default:
+          MultiplyDims<kMostRows>(t, runs, r, from, to, pass.split, dim0, dims);
       }
     }
   }

@@ -61,6 +61,7 @@ struct V {
   static void StoreU32(uint32_t* p, U x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
   static F ToFloat(U x) { return _mm256_cvtepi32_ps(x); }
   static constexpr int32_t kDot8Excess = 0;
+  static U Code8(U q) { return q; }
   // 127 * 127 twice fits 16 bits.
   static U DotSmall(U acc, U u, U x) {
     const U pairs = _mm256_maddubs_epi16(u, x);

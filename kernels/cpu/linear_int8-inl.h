@@ -2,7 +2,8 @@
 // linear-inl.h. V has, besides its own, on kLanes words of four codes:
 //   SetWord(w)          w in every lane
 //   DotSmall(acc, u, x) acc + sum of u's unsigned bytes, below 128, times x's signed ones
-//   Dot8(acc, q, x)     the same for signed q, less kDot8Excess times the sum of x's bytes
+//   Code8(q)            signed bytes as Dot8 takes them
+//   Dot8(acc, c, x)     acc + sum of c's bytes times x's, less kDot8Excess times the sum of x's
 //   ToFloat(acc)
 // No include guard and no includes.
 
@@ -58,6 +59,15 @@ typename V::U CodesOf(const Decoder<kType>& d) {
   return nibbles;
 }
 
+// What DotCodes takes for codes that several rows meet.
+template <DType kType>
+struct ForDots {
+  typename V::U operator()(typename V::U codes) const {
+    if constexpr (FormatOf(kType).bits == 8) return V::Code8(codes);
+    return codes;
+  }
+};
+
 template <DType kType>
 typename V::U DotCodes(typename V::U acc, typename V::U codes, typename V::U x) {
   if constexpr (FormatOf(kType).bits == 8) return V::Dot8(acc, codes, x);
@@ -96,8 +106,8 @@ struct Int8Few {
       QUIRE_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         column[v].Group(g);
-        const typename V::U first = CodesOf<kType, 0>(column[v]);
-        const typename V::U second = CodesOf<kType, 1>(column[v]);
+        const typename V::U first = ForDots<kType>()(CodesOf<kType, 0>(column[v]));
+        const typename V::U second = ForDots<kType>()(CodesOf<kType, 1>(column[v]));
         QUIRE_UNROLL
         for (int r = 0; r < kRows; ++r) {
           const int8_t* group = x + r * kDotBlock + 8 * g;
@@ -172,11 +182,7 @@ struct Int8Block {
   alignas(64) float scale[2][kPanel];
 };
 
-struct AsTheyAre {
-  typename V::U operator()(typename V::U codes) const { return codes; }
-};
-
-template <DType kType, typename Change = AsTheyAre>
+template <DType kType, typename Change = ForDots<kType>>
 void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out, Change change = {}) {
   for (int32_t col = 0; col < kPanel; col += V::kLanes) {
     PrefetchAhead<kType, kPanel / V::kLanes>(panel, block, col / V::kLanes);
@@ -194,10 +200,11 @@ void FillInt8Block(const std::byte* panel, int64_t block, Int8Block& out, Change
   }
 }
 
-// c[kRows][kPanel] continues over one block.
+// c[kRows][kPanel] continues over one block. Not inlined: gcc would lift the loads of all codes out
+// of the caller's loop over groups, and spill the sums.
 template <DType kType, int kRows>
-void Int8BlockRows(const Int8Block& w, const int8_t* x, const float* scale, const int32_t* total,
-                   float* c) {
+__attribute__((noinline)) void Int8BlockRows(const Int8Block& w, const int8_t* x,
+                                             const float* scale, const int32_t* total, float* c) {
   constexpr int kParts = PartsOf(kType);
   for (int32_t col = 0; col < kPanel; col += V::kTileVecs * V::kLanes) {
     for (int part = 0; part < kParts; ++part) {
@@ -256,8 +263,10 @@ void Int8AnyRows(int64_t rows, const Int8Block& w, const int8_t* x, const float*
       return Int8BlockRows<kType, 3>(w, x, scale, total, c);
     case 4:
       return Int8BlockRows<kType, 4>(w, x, scale, total, c);
-    default:
+    case 5:
       return Int8BlockRows<kType, 5>(w, x, scale, total, c);
+    default:
+      return Int8BlockRows<kType, 6>(w, x, scale, total, c);
   }
 }
 
@@ -299,8 +308,8 @@ void Int8Panel(const std::byte* panel, const Int8Rows& x, int64_t first_tile, in
       for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t n = x.RowsOfTile(first_tile + t);
         const int8_t* tile = x.Tile(first_tile + t) + b * n * kDotBlock;
-        // Nearly equal groups of at most five rows.
-        const int64_t groups = (n + 4) / 5;
+        // Nearly equal groups of at most six rows.
+        const int64_t groups = (n + 5) / 6;
         for (int64_t g = 0; g < groups; ++g) {
           const int64_t r = n * g / groups;
           const int64_t at = x.At(first_tile + t, b, r);

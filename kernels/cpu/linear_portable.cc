@@ -116,6 +116,7 @@ struct V {
     return r;
   }
   static constexpr int32_t kDot8Excess = 0;
+  static U Code8(U q) { return q; }
   static int32_t Byte(uint32_t word, int j) { return static_cast<int8_t>(word >> (8 * j) & 255u); }
   // Bytes below 128 are the same signed.
   static U DotSmall(U acc, U u, U x) { return Dot8(acc, u, x); }

@@ -46,9 +46,8 @@ struct V {
   // Bytes of q plus 128 are unsigned.
   static constexpr int32_t kDot8Excess = -128;
   static U DotSmall(U acc, U u, U x) { return _mm512_dpbusd_epi32(acc, u, x); }
-  static U Dot8(U acc, U q, U x) {
-    return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(q, _mm512_set1_epi8(-128)), x);
-  }
+  static U Code8(U q) { return _mm512_xor_si512(q, _mm512_set1_epi8(-128)); }
+  static U Dot8(U acc, U c, U x) { return _mm512_dpbusd_epi32(acc, c, x); }
 #endif
   template <int kBits>
   static U Shl(U x) {
