@@ -27,7 +27,8 @@ std::vector<MeasuredStep> Synthetic(const StepCostModel& cost, int count, double
   std::vector<MeasuredStep> steps;
   for (int i = 0; i < count; ++i) {
     StepShape s;
-    const int32_t decodes = random.Between(0, 64), prompts = random.Between(decodes == 0, 4);
+    const int32_t decodes = random.Between(0, i % 3 == 0 ? 3 : 64),
+                  prompts = random.Between(decodes == 0, 4);
     for (int32_t d = 0; d < decodes; ++d) {
       ++s.decode_tokens;
       s.decode_keys += random.Between(1, 4000);
@@ -66,8 +67,28 @@ TEST(StepCost, ShapeOfCountsTokensKeysRows) {
   EXPECT_EQ(s.copies, 5);
 }
 
+// A line through measured points: what a step of so many tokens takes beside all else.
+TEST(StepCost, FewTokensCostWhatTheyCost) {
+  const StepCostModel cost{
+      .fixed = 100, .tokens_2 = 1, .tokens_3 = 20, .tokens_8 = 40, .tokens_64 = 320, .token = 7};
+  const std::vector<std::pair<double, double>> points = {
+      {1, 100},  {2, 101},  {3, 121},  {4, 121},  {6, 141},           {8, 161},
+      {32, 161}, {40, 241}, {64, 481}, {65, 488}, {100, 481 + 36 * 7}};
+  for (const auto& [tokens, us] : points) {
+    EXPECT_DOUBLE_EQ(cost.StepUs({.decode_tokens = tokens}), us) << tokens;
+    EXPECT_DOUBLE_EQ(cost.StepUs({.prefill_tokens = tokens - 1, .decode_tokens = 1}), us) << tokens;
+  }
+}
+
 TEST(StepCost, TheFitFindsTheCoefficientsThatMadeTheData) {
   const StepCostModel truth{.fixed = 2400,
+                            .tokens_2 = 900,
+                            .tokens_3 = 30,
+                            .tokens_4 = 70,
+                            .tokens_8 = 200,
+                            .tokens_16 = 1000,
+                            .tokens_32 = 800,
+                            .tokens_64 = 4000,
                             .token = 55,
                             .prefill_token = 30,
                             .seq = 40,
@@ -154,7 +175,7 @@ TEST(StepCost, MalformedFilesAreRefusedByName) {
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
            {"", "byte"},
            {"[]", "format"},
-           {with("cost 1", "cost 2"), "format"},
+           {with("cost 2", "cost 1"), "format"},
            {with("\"fixed_us\":10.0", "\"fixed_us\":-1"), "fixed_us=-1"},
            {with("\"fixed_us\":10.0", "\"fixed_us\":\"10\""), "fixed_us"},
            {with("\"fixed_us\":10.0", "\"fixed_us\":1e13"), "fixed_us"},

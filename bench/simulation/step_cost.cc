@@ -11,7 +11,7 @@
 namespace quire {
 namespace {
 
-constexpr std::string_view kFormat = "quire step cost 1";
+constexpr std::string_view kFormat = "quire step cost 2";
 
 std::vector<double> Features(const StepShape& shape) {
   std::vector<double> features;

@@ -55,8 +55,8 @@ class SimulateTest(unittest.TestCase):
     def test_costs_come_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "cost.json")
-            names = ["fixed", "token", "prefill_token", "seq", "row", "prefill_key", "decode_key", "copy"]
-            cost = {"format": "quire step cost 1", "model": "m", **{f"{name}_us": 0 for name in names}, "fixed_us": 5000}
+            names = ["fixed", *(f"tokens_{n}" for n in (2, 3, 4, 8, 16, 32, 64)), "token", "prefill_token", "seq", "row", "prefill_key", "decode_key", "copy"]
+            cost = {"format": "quire step cost 2", "model": "m", **{f"{name}_us": 0 for name in names}, "fixed_us": 5000}
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(cost, file)
             (report,) = self.reports("--cost", path, "--requests", "50", "--rate", "0.1")
