@@ -47,8 +47,8 @@ run_tsan() { setarch "$(uname -m)" -R env TSAN_OPTIONS="suppressions=$PWD/tests/
 
 tsan() {
   cmake --preset tsan >/dev/null
-  cmake --build --preset tsan -j "$jobs" --target thread_pool_test bounded_queue_test pool_toucher_test engine_test engine_chaos_test server_test server_faults_test http_stream_test http_daemon_test kv_event_hub_test
-  run_tsan ctest --test-dir build/tsan --output-on-failure -R '^(thread_pool|bounded_queue|pool_toucher|engine|engine_chaos|server|server_faults|http_stream|http_daemon|kv_event_hub)_test$'
+  cmake --build --preset tsan -j "$jobs" --target thread_pool_test bounded_queue_test pool_toucher_test engine_test engine_chaos_test server_test connection_limit_test server_faults_test http_stream_test http_daemon_test kv_event_hub_test
+  run_tsan ctest --test-dir build/tsan --output-on-failure -R '^(thread_pool|bounded_queue|pool_toucher|engine|engine_chaos|server|connection_limit|server_faults|http_stream|http_daemon|kv_event_hub)_test$'
 }
 
 all() {
