@@ -163,16 +163,24 @@ TEST(HttpTransport, N10_AllBodiesTogetherAreBounded) {
   options.max_body_bytes = 1000;
   options.max_all_bodies_bytes = 2500;
   Rig rig(options);
-  const std::string head = "POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n";
+  // Asked for, and so counted, before the next one comes.
+  const std::string head =
+      "POST /echo HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n";
   std::vector<std::unique_ptr<RawClient>> waiting;
   for (int i = 0; i < 2; ++i) {
     waiting.push_back(std::make_unique<RawClient>(rig.port()));
-    waiting.back()->Send(head + "x");
+    waiting.back()->Send(head);
+    EXPECT_EQ(waiting.back()->Read().status, 100);
+    waiting.back()->Send("x");
   }
-  EXPECT_TRUE(Eventually([&] {
-    const RawAnswer answer = rig.Ask(Post("/echo", std::string(1000, 'x')));
-    return answer.status == 503 && answer.Header("retry-after").has_value();
-  }));
+  const RawAnswer answer = rig.Ask(Post("/echo", std::string(1000, 'x')));
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_TRUE(answer.Header("retry-after").has_value());
+  // Not even asked for.
+  RawClient third(rig.port());
+  third.Send(head);
+  EXPECT_EQ(third.Read().status, 503);
+  third.Send("x");
   waiting.clear();
   EXPECT_TRUE(
       Eventually([&] { return rig.Ask(Post("/echo", std::string(1000, 'x'))).status == 200; }));

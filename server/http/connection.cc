@@ -128,7 +128,8 @@ bool Connection::ParseSome() {
   }
   if (parser_->is_header_done() && !head_done_) {
     head_done_ = true;
-    if (!CheckHead()) return false;
+    if (!CheckHead() || !TakeBodyBytes()) return false;
+    if (!parser_->is_done()) AwaitBody();
   }
   if (head_done_ && !TakeBodyBytes()) return false;
   if (parser_->is_done()) {
@@ -226,14 +227,15 @@ bool Connection::CheckHead() {
       return false;
     }
   }
-  if (!parser_->is_done()) {
-    Expect(shared_->options.request_timeout_ms,
-           [this] { Refuse(ErrorReply(408, "the body did not arrive in time")); });
-    if (Lower(head[http::field::expect]) == "100-continue") {
-      Send("HTTP/1.1 100 Continue\r\n\r\n");
-    }
-  }
   return true;
+}
+
+void Connection::AwaitBody() {
+  Expect(shared_->options.request_timeout_ms,
+         [this] { Refuse(ErrorReply(408, "the body did not arrive in time")); });
+  if (Lower(parser_->get()[http::field::expect]) == "100-continue") {
+    Send("HTTP/1.1 100 Continue\r\n\r\n");
+  }
 }
 
 // Bounds what all bodies together take: what is announced counts at once.

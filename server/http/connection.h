@@ -59,6 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Parse();
   bool ParseSome();  // true: more can be parsed now
   bool CheckHead();
+  void AwaitBody();  // after both: its time begins, and who waits to be asked for it is asked
   bool TakeBodyBytes();
   void Dispatch();
   void Refuse(HttpReply reply, bool keep = false);
