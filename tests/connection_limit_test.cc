@@ -26,7 +26,7 @@ grpc::Status CallOnce(const std::shared_ptr<grpc::Channel>& channel) {
   pb::TokenizeRequest request;
   request.set_text("some text");
   pb::TokenizeResponse response;
-  const grpc::Status status = stub->Tokenize(&context, request, &response);
+  grpc::Status status = stub->Tokenize(&context, request, &response);
   EXPECT_EQ(response.token_ids_size() > 0, status.ok());
   return status;
 }

@@ -331,7 +331,7 @@ grpc::ServerUnaryReactor* AdminService::UpdateConfig(grpc::CallbackServerContext
                   absl::UnimplementedError("num_blocks can't be changed while this is served"));
   }
   return OnEngine(context, [this, update = *std::move(update), reply](Scheduler& s) {
-    const absl::Status status = ApplyUpdate(update, control_.set_num_blocks, s);
+    absl::Status status = ApplyUpdate(update, control_.set_num_blocks, s);
     if (status.ok()) FillConfig(s, *reply);
     return status;
   });

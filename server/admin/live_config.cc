@@ -93,7 +93,7 @@ absl::Status ApplyUpdate(
   RETURN_IF_ERROR(scheduler.Update(limits));
   if (update.num_blocks) {
     // A pool that shrinks forgets prefixes, so it comes when nothing else can fail any more.
-    const absl::Status resized = set_num_blocks(scheduler, *update.num_blocks);
+    absl::Status resized = set_num_blocks(scheduler, *update.num_blocks);
     if (!resized.ok()) {
       const absl::Status undone = scheduler.Update(before);
       CHECK(undone.ok(), "limits that held can't be set back: {}", Message(undone));

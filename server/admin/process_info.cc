@@ -44,6 +44,7 @@ std::vector<ThreadCpu> ReadThreadCpu() {
     sum.cpu_ms += ns / 1e6;
   }
   std::vector<ThreadCpu> all;
+  all.reserve(by_name.size());
   for (auto& [name, sum] : by_name) all.push_back(std::move(sum));
   return all;
 }
