@@ -179,8 +179,7 @@ int64_t StepsPerAudit(const BlockManager& blocks) {
   return std::max<int64_t>(1, (pages + kPagesPerStep - 1) / kPagesPerStep);
 }
 
-// Also without a step: after cancels alone the gauges must fall, too.
-void Engine::PublishEvents() {
+void Engine::UpdateSnapshot() {
   EngineSnapshot next;
   next.scheduler = scheduler_.stats();
   const BlockManager& blocks = std::as_const(scheduler_).blocks();
@@ -212,10 +211,13 @@ void Engine::PublishEvents() {
   const int64_t left = next.scheduler.left_queue;
   entered_.fetch_sub(static_cast<int32_t>(left - std::exchange(places_returned_, left)),
                      std::memory_order_relaxed);
-  {
-    const std::lock_guard lock(snapshot_mutex_);
-    std::swap(snapshot_, next);
-  }
+  const std::lock_guard lock(snapshot_mutex_);
+  std::swap(snapshot_, next);
+}
+
+// Also without a step: after cancels alone the gauges must fall, too.
+void Engine::PublishEvents() {
+  UpdateSnapshot();
   if (on_cache_events_ != nullptr) {
     CacheEvents cache = scheduler_.blocks().TakeEvents();
     if (!cache.empty()) on_cache_events_(std::move(cache));

@@ -128,6 +128,9 @@ class Engine {
   // Any thread. Up to date when an event is published: who sees a request's last event sees its
   // pages free.
   EngineSnapshot snapshot() const;
+  // Engine thread, thus within an AdminCall: before it answers, so that who has the answer sees in
+  // the snapshot what it did.
+  void UpdateSnapshot();
 
  private:
   struct DrainRequest {

@@ -81,9 +81,10 @@ absl::Status Daemon::StartHttp() {
   sources.server_load = [this] { return int64_t{engine_.snapshot().scheduler.live_requests}; };
   if (o.http_dev_mode) {
     sources.reset_prefix_cache = [this](std::function<void()> done) {
-      return engine_.PostAdminCall({[done = std::move(done)](Scheduler& s) {
+      return engine_.PostAdminCall({[this, done = std::move(done)](Scheduler& s) {
         s.blocks().SetTime(s.now_ms());
         FlushPrefixes(s, std::nullopt);
+        engine_.UpdateSnapshot();
         done();
       }});
     };

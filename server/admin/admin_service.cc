@@ -100,9 +100,11 @@ AdminService::AdminService(const ServerFacts& facts, const ServedModel& model,
 
 grpc::ServerUnaryReactor* AdminService::OnEngine(grpc::CallbackServerContext* context, Work work) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const bool posted = engine_.PostAdminCall({[reactor, work = std::move(work)](Scheduler& s) {
+  const bool posted = engine_.PostAdminCall({[this, reactor, work = std::move(work)](Scheduler& s) {
     s.blocks().SetTime(s.now_ms());  // an idle engine's clock stands still
-    reactor->Finish(ToGrpc(work(s)));
+    const absl::Status status = work(s);
+    engine_.UpdateSnapshot();
+    reactor->Finish(ToGrpc(status));
   }});
   if (!posted) reactor->Finish(ToGrpc(EngineIsGone()));
   return reactor;

@@ -146,9 +146,10 @@ grpc::ServerUnaryReactor* VllmService::FlushCache(Context*, const smg::FlushCach
     return AnswerNow(InvalidArgument("timeout_s={} must be at least 0", request->timeout_s()));
   }
   auto* const reactor = new SimpleReactor;
-  const bool posted = serving_.engine.PostAdminCall({[reactor, response](Scheduler& s) {
+  const bool posted = serving_.engine.PostAdminCall({[this, reactor, response](Scheduler& s) {
     s.blocks().SetTime(s.now_ms());
     const FlushCounts counts = FlushPrefixes(s, std::nullopt);
+    serving_.engine.UpdateSnapshot();
     response->set_success(true);
     response->set_message(fmt::format("{} cached prefix blocks were forgotten", counts.nodes));
     reactor->Finish(grpc::Status::OK);
