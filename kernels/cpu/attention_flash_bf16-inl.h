@@ -381,9 +381,7 @@ struct Bf16Dot {
   // multiply-adds hide each other's latency. Few rows take several columns of b at once instead.
   static constexpr int32_t kMostRows = kMaxVecs >= 4 ? 6 : 3;
   template <int R>
-  static constexpr int kColumnsOf = kMaxVecs<4 || R> 5 ? 1
-                                    : R > 3            ? 2
-                                                       : 4;
+  static constexpr int kColumnsOf = (kMaxVecs < 4 || R >= 6) ? 1 : (R >= 4 ? 2 : 4);
 
   // The next 16 * C keys, of one page each.
   template <int R, int C>

@@ -69,10 +69,7 @@ bool Watch(int epoll, int fd, uint32_t events) {
 
 }  // namespace
 
-CountingListener::CountingListener(int32_t max_connections) : max_connections_(max_connections) {}
-
-absl::StatusOr<std::unique_ptr<CountingListener>> CountingListener::Listen(
-    const std::string& host, int32_t port, int32_t max_connections) {
+absl::StatusOr<AddressList> Resolve(const std::string& host, int32_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -84,13 +81,20 @@ absl::StatusOr<std::unique_ptr<CountingListener>> CountingListener::Listen(
     return InvalidArgument("host={} is no address of this machine: {}", host,
                            ::gai_strerror(error));
   }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  return AddressList(found, &::freeaddrinfo);
+}
+
+CountingListener::CountingListener(int32_t max_connections) : max_connections_(max_connections) {}
+
+absl::StatusOr<std::unique_ptr<CountingListener>> CountingListener::Listen(
+    const std::string& host, int32_t port, int32_t max_connections) {
+  ASSIGN_OR_RETURN(const AddressList found, Resolve(host, port));
   std::unique_ptr<CountingListener> self(new CountingListener(max_connections));
   self->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   self->wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   self->port_ = port;
   int error = self->epoll_ < 0 || self->wake_ < 0 ? errno : 0;
-  for (const addrinfo* info = found; info != nullptr && error == 0; info = info->ai_next) {
+  for (addrinfo* info = found.get(); info != nullptr && error == 0; info = info->ai_next) {
     SetPort(info->ai_addr, self->port_);
     const int fd = OpenListening(*info);
     if (fd < 0) {

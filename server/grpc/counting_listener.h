@@ -10,6 +10,7 @@
 #pragma once
 
 #include <grpcpp/server_builder.h>
+#include <netdb.h>
 
 #include <atomic>
 #include <chrono>
@@ -23,6 +24,11 @@
 #include "base/status.h"
 
 namespace quire {
+
+// The addresses of a host of this machine, in brackets or not, to listen on. ERRORS:
+// kInvalidArgument.
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+absl::StatusOr<AddressList> Resolve(const std::string& host, int32_t port);
 
 class CountingListener {
  public:

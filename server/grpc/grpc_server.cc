@@ -4,7 +4,6 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <netdb.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -69,18 +68,7 @@ absl::Status CannotListen(const std::string& host, int32_t port, std::string_vie
 }  // namespace
 
 absl::Status CheckPort(const std::string& host, int32_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const std::string bare =
-      host.size() > 1 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
-  if (const int error = ::getaddrinfo(bare.c_str(), std::to_string(port).c_str(), &hints, &found);
-      error != 0) {
-    return InvalidArgument("host={} is no address of this machine: {}", host,
-                           ::gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  ASSIGN_OR_RETURN(const AddressList found, Resolve(host, port));
   const int fd = ::socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, 0);
   if (fd < 0) return CannotListen(host, port, std::strerror(errno));
   const int yes = 1;
